@@ -1,0 +1,67 @@
+"""Where a checkpoint's files are: a local directory, or a Hub repository in the local cache."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from jevany_backend.checkpoint.errors import CheckpointError
+
+_HUB_REFERENCE = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+?)(@(?P<revision>[\w./-]+))?", re.ASCII)
+
+# Data only. Python files of a repository are never fetched, so remote code cannot run.
+_FILE_PATTERNS = ["*.json", "*.safetensors", "*.pt", "*.txt", "*.jinja", "*.model", "*.tiktoken"]
+
+
+def resolve_directory(reference: str, what: str, relative_to: Path | None = None) -> Path:
+    """Return the local directory that holds a checkpoint or a base, downloading it where needed.
+
+    A download shows a progress bar for each file, resumes where it stopped, and lands in the Hub cache (``HF_HOME``).
+    With ``HF_HUB_OFFLINE=1`` only the cache is read.
+
+    Args:
+        reference: A directory, or ``owner/repository`` on the Hub, optionally ``@revision``.
+        what: What is looked for, for messages: ``"adapter"`` or ``"base"``.
+        relative_to: The directory that a relative path starts from; the working directory if None.
+
+    Raises:
+        CheckpointError: There is no such directory or repository, it is gated, or it is not cached while offline.
+    """
+    directory = Path(reference).expanduser()
+    if relative_to is not None:
+        directory = relative_to / directory
+    if directory.is_dir():
+        return directory.resolve()
+    match = _HUB_REFERENCE.fullmatch(reference)
+    if match is None or reference.startswith((".", "/", "~")):
+        raise CheckpointError(
+            f"{what}: no directory {reference!r}, and that is not a Hub name (owner/repository@revision)"
+        )
+    repository, revision = match["repository"], match["revision"]
+    at = f"{what}: {repository}" + (f" at revision {revision}" if revision else "")
+    try:
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=_FILE_PATTERNS))
+    except GatedRepoError:
+        raise CheckpointError(
+            f"{at} is gated: accept its terms on the Hub, then set HF_TOKEN to a token of that account"
+        ) from None
+    except RevisionNotFoundError:
+        raise CheckpointError(f"{at}: the repository has no such revision") from None
+    except RepositoryNotFoundError:
+        raise CheckpointError(f"{at}: no such repository, or it is private and HF_TOKEN does not open it") from None
+    except LocalEntryNotFoundError:
+        raise CheckpointError(
+            f"{at} is not in the local cache and the Hub cannot be reached (is HF_HUB_OFFLINE set?); "
+            "fetch it once with a connection, or give a local directory"
+        ) from None
+    except (HfHubHTTPError, OSError) as error:
+        raise CheckpointError(f"{at}: download failed: {error}") from error

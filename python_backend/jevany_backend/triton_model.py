@@ -1,0 +1,200 @@
+"""The one module that knows Triton: lifecycle, tensors in and out, errors."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import triton_python_backend_utils as pb_utils
+
+from jevany_backend.checkpoint import CheckpointError, load_readout, load_text_model, open_checkpoint
+from jevany_backend.decision_model import DecisionModel
+from jevany_backend.encoding import Limits, RowEncoder
+from jevany_backend.engine.reference import ReferenceEngine
+from jevany_backend.protocol import DecisionError, InternalError, InvalidRequest, OutOfMemory, parse_request
+from jevany_backend.settings import Settings, SettingsError, read_settings
+
+log = logging.getLogger("jevany_backend")
+
+# Where each of our errors stands among Triton's codes, which have no "too long" and no "out of memory". Names, since
+# Triton adds its classes to pb_utils only after this module is imported.
+_TRITON_CODES = {
+    "invalid_request": "INVALID_ARG",
+    "context_length_exceeded": "INVALID_ARG",
+    "unsupported": "UNSUPPORTED",
+    "not_ready": "UNAVAILABLE",
+    "out_of_memory": "UNAVAILABLE",
+    "internal": "INTERNAL",
+}
+
+
+class TritonPythonModel:
+    """A decision model as Triton's Python backend drives it."""
+
+    model: DecisionModel
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the model; when this returns, it is warm.
+
+        Args:
+            args: What Triton says about the instance; see `settings.read_settings`.
+
+        Raises:
+            TritonModelException: One line that says why the model cannot be served.
+        """
+        _log_to_triton(args["model_name"])
+        try:
+            _check_stub()
+            settings = read_settings(args)
+            self.model = load_model(settings)
+            _warm_up(self.model)
+        except (SettingsError, CheckpointError) as error:
+            raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from None
+        except torch.cuda.OutOfMemoryError as error:
+            reason = str(error).splitlines()[0]
+            raise pb_utils.TritonModelException(f"{args['model_name']}: out of GPU memory: {reason}") from None
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        """Answer a batch of requests, each with its own answer or its own error.
+
+        Args:
+            requests: Triton's requests, any number; each holds one REQUEST element.
+
+        Returns:
+            One response a request, in order.
+        """
+        return [self._respond(request) for request in requests]
+
+    def finalize(self) -> None:
+        """Let go of the weights and of the device's cached memory."""
+        if hasattr(self, "model"):
+            del self.model
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        log.info("unloaded")
+
+    def _respond(self, request: Any) -> Any:
+        if request.is_cancelled():
+            error = pb_utils.TritonError("cancelled by the caller", pb_utils.TritonError.CANCELLED)
+            return pb_utils.InferenceResponse(output_tensors=[], error=error)
+        try:
+            reply = self.model.decide(parse_request(_request_body(request)))
+        except DecisionError as refusal:
+            return _failure(refusal)
+        except torch.cuda.OutOfMemoryError:
+            log.exception("out of GPU memory")
+            return _failure(
+                OutOfMemory("the GPU has no memory left for this request; try again, or send a shorter one")
+            )
+        except Exception:
+            # The caller gets a reference, the log gets the story: tracebacks and paths stay on the server.
+            reference = secrets.token_hex(4)
+            log.exception("internal error %s", reference)
+            return _failure(InternalError(f"the server failed; its log has the reason under {reference}"))
+        body = json.dumps(reply.body, ensure_ascii=False).encode()
+        return pb_utils.InferenceResponse(
+            output_tensors=[
+                pb_utils.Tensor("ANSWER", np.array([[body]], dtype=np.object_)),
+                pb_utils.Tensor("PROBABILITIES", reply.probabilities[np.newaxis]),
+            ]
+        )
+
+
+def load_model(settings: Settings) -> DecisionModel:
+    """Load a decision model step by step, with one log line a step.
+
+    Raises:
+        CheckpointError: The checkpoint or its base cannot be served.
+    """
+    step = _StepLog()
+    files = open_checkpoint(settings.adapter, settings.base, relative_to=settings.directory)
+    readout_name = "direct token" if files.labels is not None else "pointer"
+    step.done(f"checkpoint {files.directory.name} read: {files.base.config.model_type}, {readout_name} readout")
+    text_model = load_text_model(files, settings.device, settings.dtype)
+    parameters = sum(parameter.numel() for parameter in text_model.parameters())
+    step.done(f"weights merged: {parameters:,} parameters, {settings.dtype}, on {settings.device}")
+    readout = load_readout(files, settings.device, settings.dtype)
+    window = files.base.config.max_position_embeddings
+    limits = Limits(min(settings.limits.state_tokens, window), min(settings.limits.row_tokens, window))
+    encoder = RowEncoder(files.tokenizer, files.delimiters, files.labels, limits)
+    step.done(f"limits: {limits.state_tokens} tokens a state, {limits.row_tokens} a row")
+    return DecisionModel(settings.name, encoder, ReferenceEngine(text_model), readout)
+
+
+def _warm_up(model: DecisionModel) -> None:
+    step = _StepLog()
+    body = b'{"state": "warm-up", "question": {"type": "noul", "instructions": "Is this the warm-up?"}}'
+    model.decide(parse_request(body))
+    step.done("first decision made: ready")
+
+
+def _request_body(request: Any) -> bytes:
+    elements = pb_utils.get_input_tensor_by_name(request, "REQUEST").as_numpy()
+    if elements.size != 1:
+        raise InvalidRequest("REQUEST", f"{elements.size} elements; one request carries one question")
+    return elements.reshape(-1)[0]
+
+
+def _failure(error: DecisionError) -> Any:
+    triton_error = pb_utils.TritonError(error.wire_text(), getattr(pb_utils.TritonError, _TRITON_CODES[error.code]))
+    return pb_utils.InferenceResponse(output_tensors=[], error=triton_error)
+
+
+def _check_stub() -> None:
+    """Check that tensors cross between NumPy and Triton's stub unharmed.
+
+    A stub built against NumPy 1 delivers wrong or empty tensors under NumPy 2, without an error.
+
+    Raises:
+        SettingsError: They do not.
+    """
+    sent = np.arange(6, dtype=np.float32).reshape(2, 3)
+    try:
+        received = torch.from_dlpack(pb_utils.Tensor("CHECK", sent).to_dlpack()).numpy()
+        intact = np.array_equal(sent, received)
+    except Exception:
+        intact = False
+    if not intact:
+        raise SettingsError(
+            f"NumPy {np.__version__} does not work with this Triton's Python stub, which would deliver wrong "
+            "probabilities; install numpy<2, or a Triton of 24.11 or later"
+        )
+
+
+class _StepLog:
+    """Logs each load step with the time it took."""
+
+    def __init__(self) -> None:
+        self.started = time.perf_counter()
+
+    def done(self, message: str) -> None:
+        now = time.perf_counter()
+        log.info("%s (%.2f s)", message, now - self.started)
+        self.started = now
+
+
+class _TritonLogHandler(logging.Handler):
+    """Passes log records to Triton's own log."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = self.format(record)
+        if record.levelno >= logging.ERROR:
+            pb_utils.Logger.log_error(text)
+        elif record.levelno >= logging.WARNING:
+            pb_utils.Logger.log_warn(text)
+        else:
+            pb_utils.Logger.log_info(text)
+
+
+def _log_to_triton(model_name: str) -> None:
+    handler = _TritonLogHandler()
+    handler.setFormatter(logging.Formatter(f"{model_name}: %(message)s"))
+    log.handlers = [handler]
+    log.setLevel(logging.INFO)
+    log.propagate = False

@@ -1,0 +1,95 @@
+"""Where Triton is: the files of the ``nvidia-pytriton`` wheel, laid out as the server wants them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+
+class ServerError(Exception):
+    """The server cannot be started or has stopped; the message says why in one line."""
+
+
+@dataclass(frozen=True)
+class Installation:
+    """A Triton Server on this machine.
+
+    Attributes:
+        binary: The ``tritonserver`` executable.
+        python_backend: The directory with the Python backend's library.
+        stub: The backend's stub for the running Python version.
+        libraries: Directories for ``LD_LIBRARY_PATH``.
+    """
+
+    binary: Path
+    python_backend: Path
+    stub: Path
+    libraries: tuple[Path, ...]
+
+    def lay_out(self, directory: Path) -> Path:
+        """Build the backend directory in ``directory``, by links, and return it for ``--backend-directory``."""
+        python = directory / "backends" / "python"
+        python.mkdir(parents=True)
+        for file in self.python_backend.iterdir():
+            (python / file.name).symlink_to(file)
+        (python / "triton_python_backend_stub").symlink_to(self.stub)
+        return python.parent
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment in which the server and its Python models run."""
+        # The stub embeds an interpreter that ignores PYTHONPATH and takes the packages of the python3 it finds on
+        # the PATH: that must be the one that runs here, or the models would see another environment.
+        return os.environ | {
+            "LD_LIBRARY_PATH": _joined(*map(str, self.libraries), os.environ.get("LD_LIBRARY_PATH", "")),
+            "PATH": _joined(str(Path(sys.executable).parent), os.environ.get("PATH", "")),
+            "PYTHONNOUSERSITE": "1",
+        }
+
+
+def _joined(*paths: str) -> str:
+    return os.pathsep.join(filter(None, paths))
+
+
+def find_installation() -> Installation:
+    """Find the Triton of the installed ``nvidia-pytriton`` wheel.
+
+    Raises:
+        ServerError: The wheel is not installed, has no stub for this Python, or Python has no shared library.
+    """
+    try:
+        root = Path(str(metadata.distribution("nvidia-pytriton").locate_file(""))).resolve()
+    except metadata.PackageNotFoundError:
+        raise ServerError("no Triton Server here: pip install 'jevany-triton[server]'") from None
+    triton = root / "pytriton" / "tritonserver"
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    stub = triton / "python_backend_stubs" / version / "triton_python_backend_stub"
+    binary = triton / "bin" / "tritonserver"
+    if not binary.is_file():
+        raise ServerError(f"no tritonserver at {binary}: this wheel brings one for Linux on x86-64 only")
+    if not stub.is_file():
+        raise ServerError(f"this Triton has no Python backend for Python {version}; use 3.11 or 3.12")
+    return Installation(
+        binary=binary,
+        python_backend=triton / "backends" / "python",
+        stub=stub,
+        libraries=(root / "nvidia_pytriton.libs", _libpython_directory(version)),
+    )
+
+
+def _libpython_directory(version: str) -> Path:
+    name = f"libpython{version}.so.1.0"
+    places = [Path(p) for p in (sysconfig.get_config_var("LIBDIR"), f"{sys.base_prefix}/lib") if p]
+    multiarch = sysconfig.get_config_var("MULTIARCH")
+    if multiarch:
+        places.append(Path("/usr/lib") / multiarch)
+    for place in places:
+        if (place / name).exists():
+            return place
+    raise ServerError(
+        f"{name} is not in {places[0]}: Triton's Python backend needs Python's shared library "
+        f"(on Debian and Ubuntu: apt install libpython{version})"
+    )

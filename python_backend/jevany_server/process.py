@@ -1,0 +1,198 @@
+"""One Triton Server process, from its start to the last trace of it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from jevany_server.installation import Installation, ServerError, find_installation
+
+STOP_SECONDS = 30
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Ports:
+    """The TCP ports of a server; 0 takes any that is free."""
+
+    http: int = 8000
+    grpc: int = 8001
+    metrics: int = 8002
+
+    def chosen(self, host: str) -> Ports:
+        """Return the same ports with every 0 replaced, after checking that all of them are free.
+
+        Raises:
+            ServerError: Names a port that is in use.
+        """
+        with contextlib.ExitStack() as held:
+            return Ports(*(_free_port(host, name, port, held) for name, port in vars(self).items()))
+
+
+def _free_port(host: str, name: str, port: int, held: contextlib.ExitStack) -> int:
+    listener = held.enter_context(socket.socket())
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        raise ServerError(f"port {port} ({name}) on {host} cannot be used: {error.strerror.lower()}") from None
+    return listener.getsockname()[1]
+
+
+class TritonServer:
+    """A running Triton Server, as a context manager.
+
+    Args:
+        repository: The directory with the models' folders.
+        models: Which of them are served.
+        host: The address to listen on.
+        ports: The ports to listen on.
+        log: Where the server's log goes; this process's standard error if None.
+        installation: The Triton to run; the wheel's if None.
+
+    Raises:
+        ServerError: A model or port cannot be had, or the server stopped while loading.
+    """
+
+    def __init__(
+        self,
+        repository: Path,
+        models: Sequence[str],
+        *,
+        host: str = "127.0.0.1",
+        ports: Ports | None = None,
+        log: IO[bytes] | None = None,
+        installation: Installation | None = None,
+    ) -> None:
+        self.models = list(models)
+        self.host = host
+        self._check_models(repository)
+        installation = installation or find_installation()
+        self.ports = (ports or Ports()).chosen(host)
+        self._workspace = tempfile.TemporaryDirectory(prefix="jevany-triton-")
+        self._shared_memory_before = _shared_memory()
+        workspace = Path(self._workspace.name)
+        served = workspace / "models"
+        served.mkdir()
+        for name in self.models:
+            (served / name).symlink_to((repository / name).resolve(), target_is_directory=True)
+        # The embedded interpreter puts its working directory first on sys.path, so that must be an empty one.
+        empty = workspace / "empty"
+        empty.mkdir()
+        self.process = subprocess.Popen(
+            [installation.binary, *self._arguments(served, installation.lay_out(workspace))],
+            cwd=empty,
+            env=installation.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT if log else None,
+            start_new_session=True,
+            preexec_fn=_stop_when_parent_dies,
+        )
+
+    def _check_models(self, repository: Path) -> None:
+        for name in self.models:
+            if not (repository / name / "config.pbtxt").is_file():
+                have = sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
+                raise ServerError(f"no model {name!r} in {repository}; there are {', '.join(have) or 'none'}")
+
+    def _arguments(self, repository: Path, backends: Path) -> list[str]:
+        prefix = f"jevany{os.getpid()}p{self.ports.grpc}"
+        return [
+            f"--model-repository={repository}",
+            f"--backend-directory={backends}",
+            f"--backend-config=python,shm-region-prefix-name={prefix}",
+            "--model-control-mode=none",
+            "--disable-auto-complete-config",
+            "--exit-on-error=true",
+            f"--http-address={self.host}",
+            f"--http-port={self.ports.http}",
+            f"--grpc-address={self.host}",
+            f"--grpc-port={self.ports.grpc}",
+            f"--metrics-address={self.host}",
+            f"--metrics-port={self.ports.metrics}",
+        ]
+
+    @property
+    def http_url(self) -> str:
+        """``host:port`` of the HTTP endpoint."""
+        return f"{self.host}:{self.ports.http}"
+
+    @property
+    def grpc_url(self) -> str:
+        """``host:port`` of the gRPC endpoint."""
+        return f"{self.host}:{self.ports.grpc}"
+
+    def wait_until_ready(self, timeout: float) -> None:
+        """Wait until every model answers.
+
+        Args:
+            timeout: Seconds.
+
+        Raises:
+            ServerError: The server stopped, or the time is over.
+        """
+        deadline = time.monotonic() + timeout
+        waiting = list(self.models)
+        while waiting:
+            if self.process.poll() is not None:
+                raise ServerError(f"the server stopped while loading (exit code {self.process.returncode})")
+            if self._is_ready(waiting[0]):
+                waiting.pop(0)
+            elif time.monotonic() > deadline:
+                raise ServerError(f"{waiting[0]} was not ready after {timeout:g} s")
+            else:
+                time.sleep(0.1)
+
+    def _is_ready(self, model: str) -> bool:
+        connection = http.client.HTTPConnection(self.host, self.ports.http, timeout=5)
+        try:
+            connection.request("GET", f"/v2/models/{model}/ready")
+            return connection.getresponse().status == http.HTTPStatus.OK
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def stop(self) -> None:
+        """Stop the server and remove what it leaves: it finishes what it has begun, for `STOP_SECONDS` at most."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        # Stubs live in the server's session. Those of a server that died at once are still there.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self._workspace.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def _stop_when_parent_dies() -> None:
+    # Linux only, as the server is: without this, a killed parent would leave the server holding its ports.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _shared_memory() -> set[str]:
+    return set(os.listdir("/dev/shm"))

@@ -1,0 +1,7 @@
+"""Labelled decisions, made from a seed: support routing, urgency, facts, thresholds, tool choice and screening."""
+
+from jevany_tiny.decisions.example import Example
+from jevany_tiny.decisions.phrases import Split
+from jevany_tiny.decisions.stream import DOMAINS, MAKERS, decisions, take
+
+__all__ = ["DOMAINS", "MAKERS", "Example", "Split", "decisions", "take"]
