@@ -14,9 +14,10 @@ from transformers import AutoModel, AutoModelForCausalLM, PreTrainedTokenizerFas
 from jevany_backend.encoding import build_labels, find_delimiters
 
 QWEN_DELIMITERS = ("<|fim_prefix|>", "<|fim_middle|>", "<|box_start|>", "<|box_end|>", "<|fim_suffix|>")
-LORA_TARGETS = (
-    "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj in_proj_qkv in_proj_z in_proj_a in_proj_b out_proj"
-).split()
+LORA_TARGETS = [
+    *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    *("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj"),
+]
 
 
 def byte_tokenizer(special: tuple[str, ...] = QWEN_DELIMITERS, characters: str = "") -> PreTrainedTokenizerFast:
@@ -124,7 +125,7 @@ def make_checkpoint(
             if "lora_" in name or "trainable_tokens_delta" in name:
                 parameter.copy_(torch.randn_like(parameter) * 0.2)
     adapter = directory / "adapter"
-    peft_model.save_pretrained(adapter)
+    peft_model.save_pretrained(str(adapter))
     tokenizer.save_pretrained(adapter)
     dim, hidden = 16, config.hidden_size
     head = {"q.weight": (dim, hidden), "q.bias": (dim,), "k.weight": (dim, hidden), "k.bias": (dim,)}

@@ -52,7 +52,8 @@ def find_delimiters(tokenizer: PreTrainedTokenizerBase) -> Delimiters:
     """Choose the delimiter tokens of a tokenizer; where it has none, add them to it.
 
     The choice is, in this order: the list a checkpoint saved with its tokenizer; the schema it saved; the first of
-    `DELIMITER_ALPHABETS` that the tokenizer knows; else `ADDED_ALPHABET`, added as special tokens.
+    `DELIMITER_ALPHABETS` that the tokenizer knows; else `ADDED_ALPHABET`, added as special tokens and noted in the
+    tokenizer, so that it, and what is saved of it, makes the same choice again.
 
     Args:
         tokenizer: The tokenizer of the checkpoint or of its base. It changes only where tokens are added.
@@ -62,7 +63,8 @@ def find_delimiters(tokenizer: PreTrainedTokenizerBase) -> Delimiters:
     """
     saved = tokenizer.init_kwargs.get("jevany_decision_tokens")
     if saved is not None:
-        if not isinstance(saved, list) or len(set(map(str, saved))) != 5 or len(saved) != 5:
+        texts = isinstance(saved, list) and all(isinstance(text, str) for text in saved)
+        if not texts or len(saved) != 5 or len(set(saved)) != 5:
             raise ValueError(f"tokenizer: jevany_decision_tokens needs five distinct strings, not {saved!r}")
         return _known_delimiters(tokenizer, tuple(saved), added=bool(tokenizer.init_kwargs.get("jevany_added_tokens")))
     schema = tokenizer.init_kwargs.get("jevany_token_schema")
@@ -76,6 +78,7 @@ def find_delimiters(tokenizer: PreTrainedTokenizerBase) -> Delimiters:
         if ids is not None:
             return Delimiters(strings, ids)
     tokenizer.add_special_tokens({"extra_special_tokens": list(ADDED_ALPHABET)}, replace_extra_special_tokens=False)
+    tokenizer.init_kwargs.update(jevany_token_schema="v1", jevany_added_tokens=list(ADDED_ALPHABET))
     return _known_delimiters(tokenizer, ADDED_ALPHABET, added=True)
 
 
@@ -194,6 +197,7 @@ class RowEncoder:
         self.delimiters = delimiters
         self.labels = None if labels is None else list(labels)
         self.limits = limits or Limits()
+        self._delimiter_ids = frozenset(delimiters.ids)
 
     def encode(self, state: JSON, question: Question, path: str = "question") -> Row:
         """Encode one question about a state.
@@ -208,19 +212,19 @@ class RowEncoder:
 
         Raises:
             TooLong: The state or the row has more tokens than the limits allow.
-            InvalidRequest: More options than the verbalizer table has labels.
+            InvalidRequest: More options than the verbalizer table has labels, or text that would be a delimiter.
         """
         state_id, question_id, option_id, end_option_id, decide_id = self.delimiters.ids
         options = self._option_texts(question, path)
-        ids = [state_id, *self.tokens(render(state))]
+        ids = [state_id, *self.tokens(render(state), "state")]
         if len(ids) > self.limits.state_tokens:
             raise TooLong(f"state: {len(ids)} tokens; the limit is {self.limits.state_tokens}")
         ids.append(question_id)
-        ids.extend(self.tokens(render(question.instructions)))
+        ids.extend(self.tokens(render(question.instructions), f"{path}.instructions"))
         option_ends = []
         for option in options:
             ids.append(option_id)
-            ids.extend(self.tokens(option))
+            ids.extend(self.tokens(option, f"{path}.criteria"))
             option_ends.append(len(ids))
             ids.append(end_option_id)
         decide = len(ids)
@@ -239,9 +243,17 @@ class RowEncoder:
             )
         return [f"{label}: {text}" for label, text in zip(self.labels, texts, strict=False)]
 
-    def tokens(self, text: str) -> list[int]:
-        """Return the token ids of a caller's text, in which no delimiter can occur."""
-        return self.tokenizer(self.escape(text), add_special_tokens=False, verbose=False)["input_ids"]
+    def tokens(self, text: str, path: str = "text") -> list[int]:
+        """Return the token ids of a caller's text, in which no delimiter can occur.
+
+        Raises:
+            InvalidRequest: The tokenizer reads a delimiter even in the escaped text, as one that folds case or
+                Unicode forms may.
+        """
+        ids = self.tokenizer(self.escape(text), add_special_tokens=False, verbose=False)["input_ids"]
+        if not self._delimiter_ids.isdisjoint(ids):
+            raise InvalidRequest(path, "this model's tokenizer reads a delimiter in the text")
+        return ids
 
     def escape(self, text: str) -> str:
         """Rewrite whatever a tokenizer could read as a control token or as one of the delimiters.

@@ -6,10 +6,13 @@ import contextlib
 import ctypes
 import http.client
 import os
+import re
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,7 +50,7 @@ def _free_port(host: str, name: str, port: int, held: contextlib.ExitStack) -> i
     try:
         listener.bind((host, port))
     except OSError as error:
-        raise ServerError(f"port {port} ({name}) on {host} cannot be used: {error.strerror.lower()}") from None
+        raise ServerError(f"port {port} ({name}) on {host} cannot be used: {error.strerror or error}") from None
     return listener.getsockname()[1]
 
 
@@ -59,8 +62,12 @@ class TritonServer:
         models: Which of them are served.
         host: The address to listen on.
         ports: The ports to listen on.
-        log: Where the server's log goes; this process's standard error if None.
+        log: A binary stream that the server's log goes to; this process's standard error if None.
         installation: The Triton to run; the wheel's if None.
+
+    Attributes:
+        process: The server's process.
+        workspace: A temporary directory of links that the server runs from.
 
     Raises:
         ServerError: A model or port cannot be had, or the server stopped while loading.
@@ -81,26 +88,27 @@ class TritonServer:
         self._check_models(repository)
         installation = installation or find_installation()
         self.ports = (ports or Ports()).chosen(host)
-        self._workspace = tempfile.TemporaryDirectory(prefix="jevany-triton-")
-        self._shared_memory_before = _shared_memory()
-        workspace = Path(self._workspace.name)
-        served = workspace / "models"
+        self._temporary = tempfile.TemporaryDirectory(prefix="jevany-triton-")
+        self.workspace = Path(self._temporary.name)
+        self._memory_prefix = f"jevany-{os.getpid()}-{self.ports.grpc}-"
+        served = self.workspace / "models"
         served.mkdir()
         for name in self.models:
             (served / name).symlink_to((repository / name).resolve(), target_is_directory=True)
         # The embedded interpreter puts its working directory first on sys.path, so that must be an empty one.
-        empty = workspace / "empty"
+        empty = self.workspace / "empty"
         empty.mkdir()
         self.process = subprocess.Popen(
-            [installation.binary, *self._arguments(served, installation.lay_out(workspace))],
+            [installation.binary, *self._arguments(served, installation.lay_out(self.workspace))],
             cwd=empty,
             env=installation.environment(),
             stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT if log else None,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             start_new_session=True,
             preexec_fn=_stop_when_parent_dies,
         )
+        self._log = _LogPump(self.process, log or sys.stderr.buffer)
 
     def _check_models(self, repository: Path) -> None:
         for name in self.models:
@@ -109,11 +117,10 @@ class TritonServer:
                 raise ServerError(f"no model {name!r} in {repository}; there are {', '.join(have) or 'none'}")
 
     def _arguments(self, repository: Path, backends: Path) -> list[str]:
-        prefix = f"jevany{os.getpid()}p{self.ports.grpc}"
         return [
             f"--model-repository={repository}",
             f"--backend-directory={backends}",
-            f"--backend-config=python,shm-region-prefix-name={prefix}",
+            f"--backend-config=python,shm-region-prefix-name={self._memory_prefix}",
             "--model-control-mode=none",
             "--disable-auto-complete-config",
             "--exit-on-error=true",
@@ -148,7 +155,7 @@ class TritonServer:
         waiting = list(self.models)
         while waiting:
             if self.process.poll() is not None:
-                raise ServerError(f"the server stopped while loading (exit code {self.process.returncode})")
+                raise ServerError(self._log.failure() or f"Triton stopped with exit code {self.process.returncode}")
             if self._is_ready(waiting[0]):
                 waiting.pop(0)
             elif time.monotonic() > deadline:
@@ -178,7 +185,11 @@ class TritonServer:
         # Stubs live in the server's session. Those of a server that died at once are still there.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self._workspace.cleanup()
+        self._log.finish()
+        # A server that ended in good order has removed its shared memory; one that was killed has not.
+        for region in Path("/dev/shm").glob(f"{self._memory_prefix}*"):
+            region.unlink(missing_ok=True)
+        self._temporary.cleanup()
 
     def __enter__(self) -> Self:
         return self
@@ -194,5 +205,33 @@ def _stop_when_parent_dies() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _shared_memory() -> set[str]:
-    return set(os.listdir("/dev/shm"))
+class _LogPump:
+    """Copies a server's log to a stream and keeps the reason why a model did not load."""
+
+    _REASON = re.compile(rb"failed to load '.*?' version .*?: (?:\w+: )?(?:TritonModelException: )?(.*?)(?:\\n|\"?$)")
+
+    def __init__(self, process: subprocess.Popen[bytes], stream: IO[bytes]) -> None:
+        self._source = process.stdout
+        self._stream = stream
+        self._failure: bytes | None = None
+        self._thread = threading.Thread(target=self._copy, name="triton-log", daemon=True)
+        self._thread.start()
+
+    def _copy(self) -> None:
+        assert self._source is not None  # The process was started with a pipe.
+        for line in self._source:
+            if self._failure is None and (match := self._REASON.search(line)):
+                self._failure = match[1]
+            # A log that can no longer be written must not stop the server.
+            with contextlib.suppress(OSError, ValueError):
+                self._stream.write(line)
+                self._stream.flush()
+
+    def failure(self) -> str | None:
+        """Return why a model failed to load, once the server has stopped; None if its log does not say."""
+        self.finish()
+        return None if self._failure is None else self._failure.decode(errors="replace")
+
+    def finish(self) -> None:
+        """Wait for the rest of the log."""
+        self._thread.join(timeout=5)

@@ -36,13 +36,13 @@ def resolve_directory(reference: str, what: str, relative_to: Path | None = None
     Raises:
         CheckpointError: There is no such directory or repository, it is gated, or it is not cached while offline.
     """
-    directory = Path(reference).expanduser()
-    if relative_to is not None:
-        directory = relative_to / directory
+    start = relative_to or Path()
+    directory = start / Path(reference).expanduser()
     if directory.is_dir():
         return directory.resolve()
+    # A mistyped path must not become a download: what begins like a directory that exists is a path.
     match = _HUB_REFERENCE.fullmatch(reference)
-    if match is None or reference.startswith((".", "/", "~")):
+    if match is None or reference.startswith(".") or (start / Path(reference).parts[0]).is_dir():
         raise CheckpointError(
             f"{what}: no directory {reference!r}, and that is not a Hub name (owner/repository@revision)"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,12 +26,14 @@ def answer(question: Question, probabilities: Sequence[float]) -> dict[str, Any]
           by level; ``confidence`` = 1 - sum(p_i |i - mode|) / (L - 1), 2 decimals.
 
     Raises:
-        ValueError: The number of probabilities is not the number of options.
+        ValueError: The number of probabilities is not the number of options, or one is not a finite number.
     """
     numbers = [float(probability) for probability in probabilities]
     keys = question.keys
     if len(numbers) != len(keys):
         raise ValueError(f"{len(numbers)} probabilities for {len(keys)} options")
+    if not all(map(math.isfinite, numbers)):
+        raise ValueError("a probability is not a finite number")
     if isinstance(question, Noul):
         return {"type": "noul", "noul": round(numbers[1], 2)}
     mode = max(range(len(numbers)), key=numbers.__getitem__)
@@ -53,4 +56,7 @@ def answer(question: Question, probabilities: Sequence[float]) -> dict[str, Any]
 
 def _choice_confidence(probabilities: list[float]) -> float:
     count = len(probabilities)
-    return 1.0 if count == 1 else (max(probabilities) - 1 / count) / (1 - 1 / count)
+    if count == 1:
+        return 1.0
+    # In float32, 1/K may be a little less than 1/K, and an answer must not say -0.0.
+    return max(0.0, (max(probabilities) - 1 / count) / (1 - 1 / count))

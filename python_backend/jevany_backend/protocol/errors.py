@@ -6,19 +6,22 @@ kind of failure in one place, and nothing else in the message is meant for machi
 
 from __future__ import annotations
 
+MAX_MESSAGE = 500
+
 
 class DecisionError(Exception):
     """A decision that could not be made, with a reason fit for the caller's eyes.
 
     Args:
-        message: What is wrong and with which value. It never holds a server path or a traceback.
+        message: What is wrong and with which value. It never holds a server path or a traceback. What it quotes from
+            the caller may be anything, so it is kept as one line of at most `MAX_MESSAGE` characters.
     """
 
     code = "internal"
 
     def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = _one_line(message)
+        super().__init__(self.message)
 
     def wire_text(self) -> str:
         """Return ``code: message``, the form in which the error leaves the server."""
@@ -31,9 +34,9 @@ class InvalidRequest(DecisionError):
     code = "invalid_request"
 
     def __init__(self, path: str, problem: str) -> None:
-        super().__init__(f"{path}: {problem}")
-        self.path = path
-        self.problem = problem
+        self.path = _one_line(path)
+        self.problem = _one_line(problem)
+        super().__init__(f"{self.path}: {self.problem}")
 
     def within(self, parent: str) -> InvalidRequest:
         """Return the same error as seen from ``parent``, one level further out."""
@@ -68,6 +71,17 @@ class InternalError(DecisionError):
     """A fault of the server. Its details are in the server's log, under the reference the message gives."""
 
     code = "internal"
+
+
+def _one_line(text: str) -> str:
+    # Cut before the escapes, which may have to run over megabytes, and after them, as they make text longer.
+    printable = (c if c.isprintable() else ascii(c)[1:-1] for c in _cut_in_the_middle(text))
+    return _cut_in_the_middle("".join(printable))
+
+
+def _cut_in_the_middle(text: str) -> str:
+    half = (MAX_MESSAGE - 3) // 2  # A path begins and a problem ends a message; what is long stands between them.
+    return text if len(text) <= MAX_MESSAGE else f"{text[:half]}...{text[-half:]}"
 
 
 ERRORS_BY_CODE: dict[str, type[DecisionError]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 from jevany_backend.protocol.errors import InvalidRequest, TooLong
@@ -62,53 +63,43 @@ def check_content(value: Any, path: str) -> None:
     Raises:
         InvalidRequest: Names the path of the first bad value.
     """
-    # An explicit stack: a hostile value must not be able to exhaust the interpreter's.
-    stack: list[tuple[Any, str, int]] = [(value, path, 0)]
-    while stack:
-        item, at, depth = stack.pop()
+    # Two explicit stacks, since a hostile value must not be able to exhaust the interpreter's: the open lists and
+    # objects, and the step into each. Only an error spells the steps out; a path for every item would cost memory by
+    # the product of a long key and a long list under it.
+    levels: list[Iterator[tuple[Any, Any]]] = [iter([(path, value)])]
+    steps: list[Any] = [path]
+    indentation = 0
+    while levels:
+        entry = next(levels[-1], None)
+        if entry is None:
+            levels.pop()
+            steps.pop()
+            continue
+        steps[-1], item = entry
+        depth = len(levels) - 1
         if depth > MAX_DEPTH:
             raise InvalidRequest(path, f"nested more than {MAX_DEPTH} levels deep")
-        if item is None or isinstance(item, bool):
-            continue
-        if isinstance(item, str):
-            check_text(item, at)
-        elif isinstance(item, int):
-            check_integer(item, at)
-        elif isinstance(item, float):
-            if not math.isfinite(item):
-                raise InvalidRequest(at, f"{item} is not a finite number")
-        elif isinstance(item, list):
-            stack.extend((child, f"{at}[{index}]", depth + 1) for index, child in reversed(list(enumerate(item))))
+        indentation += 2 * depth
+        if indentation > MAX_REQUEST_BYTES:
+            raise InvalidRequest(path, f"nested so deeply that its indentation exceeds {MAX_REQUEST_BYTES} characters")
+        if isinstance(item, list):
+            levels.append(iter(enumerate(item)))
+            steps.append(None)
         elif isinstance(item, dict):
             for key in item:
-                check_key(key, at)
-            stack.extend((child, f"{at}.{key}", depth + 1) for key, child in reversed(list(item.items())))
+                problem = _key_problem(key)
+                if problem is not None:
+                    raise InvalidRequest(f"{_spelled(steps)} (a key)", problem)
+            levels.append(iter(item.items()))
+            steps.append(None)
         else:
-            raise InvalidRequest(at, f"{type(item).__name__} is not a JSON value")
+            problem = _scalar_problem(item)
+            if problem is not None:
+                raise InvalidRequest(_spelled(steps), problem)
 
 
-def check_text(text: str, path: str) -> None:
-    """Refuse a string with lone surrogates, which no tokenizer can read.
-
-    Raises:
-        InvalidRequest: Names the path and the position of the surrogate.
-    """
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(path, f"not Unicode text: lone surrogate at character {error.start}") from None
-
-
-def check_integer(number: int, path: str) -> None:
-    """Refuse an integer that Python would not print.
-
-    Raises:
-        InvalidRequest: The integer has more digits than Python converts to text.
-    """
-    try:
-        str(number)
-    except ValueError:
-        raise InvalidRequest(path, "an integer has too many digits") from None
+def _spelled(steps: list[Any]) -> str:
+    return steps[0] + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps[1:])
 
 
 def check_key(key: Any, path: str) -> None:
@@ -117,15 +108,56 @@ def check_key(key: Any, path: str) -> None:
     Raises:
         InvalidRequest: Names the object that holds the key.
     """
-    if not isinstance(key, str):
-        raise InvalidRequest(path, f"the key {shown(key)} is not a string")
-    check_text(key, f"{path} (a key)")
+    problem = _key_problem(key)
+    if problem is not None:
+        raise InvalidRequest(f"{path} (a key)", problem)
+
+
+def _key_problem(key: Any) -> str | None:
+    return _text_problem(key) if isinstance(key, str) else f"{shown(key)} is not a string"
+
+
+def _scalar_problem(value: Any) -> str | None:
+    if value is None or isinstance(value, bool):
+        return None
+    if isinstance(value, str):
+        return _text_problem(value)
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f"{value} is not a finite number"
+    if isinstance(value, int):
+        try:
+            str(value)
+        except ValueError:  # As in `parse_json`.
+            return "an integer has too many digits"
+        return None
+    return f"{type(value).__name__} is not a JSON value"
+
+
+def _text_problem(text: str) -> str | None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:  # No tokenizer can read it.
+        return f"not Unicode text: lone surrogate at character {error.start}"
+    return None
 
 
 def shown(value: object) -> str:
-    """Return ``value`` as an error message shows it: one line, at most 60 characters."""
-    text = ascii(value)
+    """Return ``value`` as an error message shows it: one line, at most 60 characters; a list or an object by kind."""
+    if isinstance(value, str):
+        text = ascii(value[:60])
+    elif value is None or isinstance(value, (bool, float)):
+        text = ascii(value)
+    elif isinstance(value, int):
+        text = ascii(value) if value.bit_length() <= 256 else "a huge integer"
+    else:
+        text = kind_of(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def kind_of(value: object) -> str:
+    """Return what kind of JSON value ``value`` is, with its article; for another value, its type's name."""
+    names = {dict: "an object", list: "a list", str: "text", bool: "a boolean", int: "a number", float: "a number"}
+    return "null" if value is None else names.get(type(value), type(value).__name__)
 
 
 def render(value: JSON) -> str:

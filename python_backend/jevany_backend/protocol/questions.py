@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
 from jevany_backend.protocol.errors import InvalidRequest, Unsupported
-from jevany_backend.protocol.json_content import JSON, check_content, check_key, parse_json, render, shown
+from jevany_backend.protocol.json_content import JSON, check_content, check_key, kind_of, parse_json, render, shown
 
 MAX_QUESTIONS = 64
 MAX_OPTIONS = 4096
@@ -104,7 +104,7 @@ class Score:
         """Check every field."""
         check_content(self.instructions, "instructions")
         if not isinstance(self.criteria, list):
-            raise InvalidRequest("criteria", f"needs a list of levels, not {_kind(self.criteria)}")
+            raise InvalidRequest("criteria", f"needs a list of levels, not {kind_of(self.criteria)}")
         _check_count(len(self.criteria), "levels", 2)
         check_content(self.criteria, "criteria")
 
@@ -174,7 +174,7 @@ def request_from_json(value: Any) -> DecisionRequest:
     media = value.get("media")
     if media is not None:
         if not isinstance(media, list):
-            raise InvalidRequest("media", f"needs a list, not {_kind(media)}")
+            raise InvalidRequest("media", f"needs a list, not {kind_of(media)}")
         if media:
             raise Unsupported("media: this server reads text only, no images or video")
     questions, single = _read_questions(value)
@@ -190,7 +190,7 @@ def _read_questions(value: dict[str, Any]) -> tuple[dict[str, Question], bool]:
         raise InvalidRequest("questions", "missing")
     questions = value["questions"]
     if not isinstance(questions, dict):
-        raise InvalidRequest("questions", f"needs an object of questions by id, not {_kind(questions)}")
+        raise InvalidRequest("questions", f"needs an object of questions by id, not {kind_of(questions)}")
     if not 1 <= len(questions) <= MAX_QUESTIONS:
         raise InvalidRequest("questions", f"{len(questions)} questions; needs 1 to {MAX_QUESTIONS}")
     for identifier in questions:
@@ -214,7 +214,9 @@ def question_from_json(value: Any, path: str) -> Question:
     _check_object_shape(value, path)
     if "type" not in value:
         raise InvalidRequest(f"{path}.type", f"missing; needs one of {', '.join(QUESTION_TYPES)}")
-    kind = QUESTION_TYPES.get(value["type"]) if isinstance(value["type"], str) else None
+    if not isinstance(value["type"], str):
+        raise InvalidRequest(f"{path}.type", f"needs one of {', '.join(QUESTION_TYPES)}, not {kind_of(value['type'])}")
+    kind = QUESTION_TYPES.get(value["type"])
     if kind is None:
         raise InvalidRequest(
             f"{path}.type", f"unknown type {shown(value['type'])}; needs one of {', '.join(QUESTION_TYPES)}"
@@ -247,22 +249,17 @@ def _named_option(name: str, description: JSON) -> str:
 
 def _check_object_shape(value: Any, path: str) -> None:
     if not isinstance(value, dict):
-        raise InvalidRequest(path, f"needs an object, not {_kind(value)}")
+        raise InvalidRequest(path, f"needs an object, not {kind_of(value)}")
     for key in value:
         check_key(key, path)
 
 
 def _check_object(value: Any, path: str) -> None:
     if not isinstance(value, Mapping):
-        raise InvalidRequest(path, f"needs an object, not {_kind(value)}")
+        raise InvalidRequest(path, f"needs an object, not {kind_of(value)}")
     check_content(dict(value), path)
 
 
 def _check_count(count: int, what: str, least: int) -> None:
     if not least <= count <= MAX_OPTIONS:
         raise InvalidRequest("criteria", f"{count} {what}; needs {least} to {MAX_OPTIONS}")
-
-
-def _kind(value: object) -> str:
-    names = {dict: "an object", list: "a list", str: "text", bool: "a boolean", int: "a number", float: "a number"}
-    return "null" if value is None else names.get(type(value), type(value).__name__)

@@ -575,7 +575,11 @@ _WHICH_DESK = phrases(
 
 
 def _text(rng: random.Random, split: Split, issue: Issue) -> str:
-    return fill(rng, split, issue.texts.draw(rng, split))
+    first = issue.texts.draw(rng, split)
+    if rng.random() < 0.8:
+        return fill(rng, split, first)
+    second = issue.texts.draw(rng, split)
+    return fill(rng, split, first if first == second else f"{first} {second}")
 
 
 def _of_department(rng: random.Random, split: Split, key: str) -> str:

@@ -1,0 +1,54 @@
+# Everything runs from a virtual environment in .venv, which each target makes when it is missing or out of date.
+
+PYTHON ?= python3
+MODEL ?= jevany-tiny
+HOST ?= 127.0.0.1
+HTTP_PORT ?= 8000
+GRPC_PORT ?= 8001
+METRICS_PORT ?= 8002
+OUT ?= build/tiny
+
+BIN := .venv/bin
+READY := .venv/.ready
+EXTRAS := backend,server,train,dev
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo serve test lint format train-tiny evaluate-tiny clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
+		awk -F '\t' '{ printf "  make %-15s %s\n", $$1, $$2 }'
+
+setup: $(READY) ## Make .venv: the client, the model code, PyTorch and a Triton Server from wheels
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' || \
+		{ echo "setup: Python 3.11 or 3.12 is needed; name one with PYTHON=python3.11" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "setup: installing into .venv; the first time this takes some minutes"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@touch $@
+
+demo: $(READY) ## Serve jevany-tiny, ask one question of each type, stop again
+	@exec $(BIN)/python -m jevany_server.demo
+
+serve: $(READY) ## Serve MODEL (jevany-tiny) until Ctrl-C; HOST, HTTP_PORT, GRPC_PORT, METRICS_PORT
+	@exec $(BIN)/python -m jevany_server $(MODEL) --host $(HOST) \
+		--http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) --metrics-port $(METRICS_PORT)
+
+test: $(READY) ## Run the unit tests and the tests against a real Triton over both protocols
+	@$(BIN)/python -m pytest
+
+lint: $(READY) ## Check style, formatting and types
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+
+format: $(READY) ## Rewrite the code in the project's format
+	@$(BIN)/ruff format
+
+train-tiny: $(READY) ## Train the two jevany-tiny models into OUT (build/tiny); minutes on a GPU
+	@exec $(BIN)/python -m jevany_tiny.train --out $(OUT)
+
+clean: ## Remove .venv and everything that was built
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,70 @@
+"""``python -m jevany_server``: serve models of a repository until interrupted."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from pathlib import Path
+
+from jevany_server.installation import ServerError
+from jevany_server.process import Ports, TritonServer
+
+LOAD_SECONDS = 1800
+
+
+def main() -> int:
+    """Run the command line; the exit code is 0 after an ordinary stop."""
+    options = _parse_arguments()
+    # A supervisor's SIGTERM takes the same way out as Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    started = time.monotonic()
+    try:
+        with TritonServer(
+            options.repository,
+            options.model,
+            host=options.host,
+            ports=Ports(options.http_port, options.grpc_port, options.metrics_port),
+        ) as server:
+            server.wait_until_ready(LOAD_SECONDS)
+            _say(f"ready after {time.monotonic() - started:.1f} s: {', '.join(server.models)}")
+            _say(f"gRPC {server.grpc_url}, HTTP {server.http_url}, metrics {server.host}:{server.ports.metrics}")
+            _say("Ctrl-C stops the server")
+            code = server.process.wait()
+            raise ServerError(f"Triton stopped with exit code {code}")
+    except ServerError as error:
+        _say(str(error))
+        return 1
+    except KeyboardInterrupt:
+        _say("stopped")
+        return 0
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="jevany_server",
+        description="Serve decision models in a real Triton Inference Server.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("model", nargs="+", help="model of the repository to serve")
+    parser.add_argument("--repository", type=Path, default=Path("model_repository"), help="directory with the models")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--http-port", type=_port, default=8000, help="port for HTTP; 0 takes a free one")
+    parser.add_argument("--grpc-port", type=_port, default=8001, help="port for gRPC; 0 takes a free one")
+    parser.add_argument("--metrics-port", type=_port, default=8002, help="port for metrics; 0 takes a free one")
+    return parser.parse_args()
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) <= 65535):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to 65535")
+    return int(text)
+
+
+def _say(text: str) -> None:
+    print(f"jevany_server: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

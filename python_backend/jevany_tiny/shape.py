@@ -1,0 +1,63 @@
+"""The shape of the shared base: the layers of Qwen3.5, small."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import Qwen3_5TextConfig, Qwen3_5TextModel
+
+LORA_TARGETS = (
+    "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj in_proj_qkv in_proj_z in_proj_a in_proj_b out_proj"
+).split()
+LORA_RANK = 8
+HEAD_DIM = 64
+HEAD_RESIDUAL_DIM = 32
+
+# Full attention is denser than in the released bases, where it is every fourth layer: finding the record that a
+# question names takes one look back, and matching its value with an option takes another.
+_LAYERS = "linear linear full linear linear full linear full".split()
+
+
+def text_config(vocabulary: int, pad_token_id: int) -> Qwen3_5TextConfig:
+    """Returns the configuration of the base."""
+    from transformers import Qwen3_5TextConfig
+
+    return Qwen3_5TextConfig(
+        architectures=["Qwen3_5ForCausalLM"],
+        vocab_size=vocabulary,
+        hidden_size=192,
+        intermediate_size=256,
+        num_hidden_layers=len(_LAYERS),
+        layer_types=[f"{kind}_attention" for kind in _LAYERS],
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=32,
+        linear_value_head_dim=32,
+        linear_conv_kernel_dim=4,
+        max_position_embeddings=2048,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 10_000.0,
+            "partial_rotary_factor": 0.25,
+            "mrope_interleaved": True,
+            "mrope_section": [3, 3, 2],
+        },
+        tie_word_embeddings=True,
+        pad_token_id=pad_token_id,
+        eos_token_id=pad_token_id,
+        dtype="bfloat16",
+    )
+
+
+def new_base(vocabulary: int, pad_token_id: int) -> Qwen3_5TextModel:
+    """Builds the base with fresh float32 weights."""
+    import torch
+    from transformers import Qwen3_5TextModel
+
+    config = text_config(vocabulary, pad_token_id)
+    config.dtype = torch.float32
+    return Qwen3_5TextModel(config).float()
