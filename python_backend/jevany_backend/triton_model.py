@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import triton_python_backend_utils as pb_utils
 
-from jevany_backend.checkpoint import CheckpointError, load_readout, load_text_model, open_checkpoint
+from jevany_backend.checkpoint import CheckpointError, first_line, load_readout, load_text_model, open_checkpoint
 from jevany_backend.decision_model import DecisionModel
 from jevany_backend.encoding import Limits, RowEncoder
 from jevany_backend.engine.reference import ReferenceEngine
@@ -57,8 +57,8 @@ class TritonPythonModel:
         except (SettingsError, CheckpointError) as error:
             raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from None
         except torch.cuda.OutOfMemoryError as error:
-            reason = str(error).splitlines()[0]
-            raise pb_utils.TritonModelException(f"{args['model_name']}: out of GPU memory: {reason}") from None
+            message = f"{args['model_name']}: out of GPU memory: {first_line(error)}"
+            raise pb_utils.TritonModelException(message) from None
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answer a batch of requests, each with its own answer or its own error.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 # Every layer is causal and rows are padded on the right, so no position that counts sees the padding.
-_NO_MASKS: dict[str, None] = {"full_attention": None, "linear_attention": None}
+NO_MASKS: dict[str, None] = {"full_attention": None, "linear_attention": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Learner(nn.Module):
 
     def hidden_states(self, ids: torch.Tensor) -> torch.Tensor:
         """Returns the states after the final norm, (B, L, H)."""
-        return self.base(input_ids=ids, attention_mask=_NO_MASKS, use_cache=False).last_hidden_state
+        return self.base(input_ids=ids, attention_mask=NO_MASKS, use_cache=False).last_hidden_state
 
     def logits(self, hidden: torch.Tensor, batch: DeviceBatch) -> torch.Tensor:
         """Returns float32 logits (B, K), minus infinity where a row has no such option."""

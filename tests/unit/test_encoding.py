@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.toy_tokenizers import QWEN, UNKNOWN, characters, utf8_bytes, words
+from tokenizers import pre_tokenizers, processors
 
 from jevany_backend.encoding import Delimiters, Limits, Row, RowEncoder, find_delimiters
 from jevany_backend.protocol import Choice, InvalidRequest, Noul, Question, Score, TooLong
+from tests.unit.toy_tokenizers import QWEN, UNKNOWN, characters, utf8_bytes, words
 
 # The ids of QWEN's tokens after the 257 of `characters`; b"ab" spells the ids of a and b.
 OPTION, END_OPTION, STATE, QUESTION, DECIDE = 257, 258, 259, 260, 261
@@ -110,17 +111,20 @@ def test_a_row_of_bytes() -> None:
 
 
 def test_each_piece_is_tokenised_on_its_own() -> None:
-    # "é" is one token of this tokenizer, but not where its two parts are the ends of two pieces.
-    tokenizer = words(["??", "a", "b", "ab"], QWEN)
+    # As SentencePiece does, this tokenizer marks the beginning of a text, but not what follows a special token in it.
+    tokenizer = characters(QWEN)
+    backend = tokenizer.backend_tokenizer
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Metaspace("_", prepend_scheme="first", split=False), backend.pre_tokenizer]
+    )
+    assert tokenizer("a<|box_end|>b", add_special_tokens=False)["input_ids"] == [*b"_a", END_OPTION, *b"b"]
 
-    row = RowEncoder(tokenizer, find_delimiters(tokenizer)).encode("a", Choice("b", {"ab": None, "a": "b"}))
+    row = RowEncoder(tokenizer, find_delimiters(tokenizer)).encode("a", Choice("b c", {"d": None}))
 
-    assert row.ids == [6, 1, 7, 2, 4, 3, 5, 4, 0, 2, 5, 8]
+    assert row.ids == [STATE, *b"_a", QUESTION, *b"_b_c", OPTION, *b"_d", END_OPTION, DECIDE]
 
 
 def test_a_tokenizer_s_own_special_tokens_and_truncation_stay_out() -> None:
-    from tokenizers import processors
-
     tokenizer = characters([*QWEN, "<s>", "</s>"], model_max_length=8, truncation_side="left")
     backend = tokenizer.backend_tokenizer
     backend.post_processor = processors.TemplateProcessing(
@@ -167,7 +171,12 @@ def test_a_state_is_counted_with_its_delimiter(length: int, fits: bool) -> None:
 
 @pytest.mark.parametrize(
     "question",
-    [Noul("q" * 17), Noul("q" * 10, {"true": "o" * 5}), Choice("q" * 19, {"a": None, "b": "c"}), Choice("", {"a" * 26: 0})],
+    [
+        Noul("q" * 17),
+        Noul("q" * 10, {"true": "o" * 5}),
+        Choice("q" * 19, {"a": None, "b": "c"}),
+        Choice("", {"a" * 26: 0}),
+    ],
 )
 def test_a_row_fits_its_limit_exactly_or_not_at_all(question: Question) -> None:
     # 1 + 2 of the state, and 29 or 30 of the rest.
@@ -177,9 +186,7 @@ def test_a_row_fits_its_limit_exactly_or_not_at_all(question: Question) -> None:
         assert len(encoder(limits=Limits(state_tokens=3, row_tokens=limit)).encode("st", question).ids) == length
     with pytest.raises(TooLong) as caught:
         encoder(limits=Limits(state_tokens=3, row_tokens=length - 1)).encode("st", question, "questions.spam")
-    assert caught.value.message == (
-        f"questions.spam: {length} tokens with its state; the limit is {length - 1}"
-    )
+    assert caught.value.message == (f"questions.spam: {length} tokens with its state; the limit is {length - 1}")
 
 
 def test_a_row_over_its_limit_names_both_numbers() -> None:
@@ -195,7 +202,7 @@ def test_a_row_over_its_limit_names_both_numbers() -> None:
 
 
 def test_a_state_over_its_limit_is_named_before_the_row() -> None:
-    with pytest.raises(TooLong, match="^state: 11 tokens; the limit is 8$"):
+    with pytest.raises(TooLong, match=r"^state: 11 tokens; the limit is 8$"):
         encoder(limits=Limits(state_tokens=8, row_tokens=8)).encode("s" * 10, Noul())
 
 
@@ -205,9 +212,9 @@ def test_the_limits_by_default() -> None:
 
     assert len(rows.encode("s" * 8179, Noul()).ids) == 8191
     assert len(rows.encode("s" * 8180, Noul()).ids) == 8192
-    with pytest.raises(TooLong, match="^question: 8193 tokens with its state; the limit is 8192$"):
+    with pytest.raises(TooLong, match=r"^question: 8193 tokens with its state; the limit is 8192$"):
         rows.encode("s" * 8181, Noul())
-    with pytest.raises(TooLong, match="^state: 8193 tokens; the limit is 8192$"):
+    with pytest.raises(TooLong, match=r"^state: 8193 tokens; the limit is 8192$"):
         rows.encode("s" * 8192, Noul())
 
 

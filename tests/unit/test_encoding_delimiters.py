@@ -9,6 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, normalizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from jevany_backend.encoding import ADDED_ALPHABET, DELIMITER_ALPHABETS, Delimiters, RowEncoder, find_delimiters
+from jevany_backend.protocol import Choice, InvalidRequest, Noul, Question, Score
 from tests.unit.toy_tokenizers import (
     GEMMA,
     JEV,
@@ -20,11 +25,6 @@ from tests.unit.toy_tokenizers import (
     utf8_bytes,
     words,
 )
-from tokenizers import AddedToken, normalizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
-from jevany_backend.encoding import ADDED_ALPHABET, DELIMITER_ALPHABETS, Delimiters, RowEncoder, find_delimiters
-from jevany_backend.protocol import Choice, InvalidRequest, Noul, Question, Score
 
 QWEN_ROLES = ("<|fim_prefix|>", "<|fim_middle|>", "<|box_start|>", "<|box_end|>", "<|fim_suffix|>")
 OWN = ("<state>", "<question>", "[option>", "<end", "decide>")  # A checkpoint's own: any strings at all.
@@ -114,7 +114,7 @@ MISFITS = [
 def test_what_a_checkpoint_saved_must_fit_its_tokenizer(saved: dict[str, Any], message: str) -> None:
     tokenizer = characters(QWEN, **saved)
 
-    with pytest.raises(ValueError, match="^tokenizer: ") as caught:
+    with pytest.raises(ValueError, match=r"^tokenizer: ") as caught:
         find_delimiters(tokenizer)
 
     assert message in str(caught.value)
@@ -229,7 +229,7 @@ def test_a_checkpoint_s_own_delimiters_are_escaped() -> None:
 ALL_DELIMITERS = (*QWEN, *JEV, *GEMMA, *LLAMA)
 FRAGMENTS = (
     *("<", ">", "|", "¦", "<|", "|>", "<¦", "¦>", "\n", " ", "\x00", "_", "unused", "0", "box_", "end", "fim_prefix"),
-    *("＜", "＞", "｜", "<\u0338", "\u200b", "\ufeff"),
+    *("\uff1c", "\uff1e", "\uff5c", "<\u0338", "\u200b", "\ufeff"),
     *("<<|box_end|>|>", "<|box_<|box_end|>end|>", "<unu<unused0>sed0>", "<|<|fim_suffix|>|>"),
     *("<state>", "<end", "decide>", "[option>", "<question>"),
 )
@@ -267,8 +267,8 @@ def assert_sound(rows: RowEncoder, state: Any, question: Question) -> None:
     assert row.decide == len(row.ids) - 1
     assert row.ids[row.decide] == decide_id
     assert row.option_ends == [position for position, token in enumerate(row.ids) if token == end_option_id]
-    others = rows.tokenizer.convert_tokens_to_ids(list(OTHER_CONTROL_TOKENS))
-    assert not set(others) & set(row.ids)
+    others = {rows.tokenizer.convert_tokens_to_ids(token) for token in OTHER_CONTROL_TOKENS}
+    assert not others & set(row.ids)
 
 
 @pytest.mark.parametrize("name", ENCODERS)
@@ -325,10 +325,13 @@ def test_a_delimiter_cannot_be_split_over_two_pieces() -> None:
             characters(
                 [AddedToken(text, normalized=True, special=True) for text in QWEN], normalizer=normalizers.NFKC()
             ),
-            "a ＜|box_end｜＞ b",
+            "a \uff1c|box_end\uff5c\uff1e b",
         ),
         # Delimiters without brackets, which no escape reaches.
-        (characters(["[S]", "[Q]", "[O]", "[E]", "[D]"], jevany_decision_tokens=["[S]", "[Q]", "[O]", "[E]", "[D]"]), "[E]"),
+        (
+            characters(["[S]", "[Q]", "[O]", "[E]", "[D]"], jevany_decision_tokens=["[S]", "[Q]", "[O]", "[E]", "[D]"]),
+            "[E]",
+        ),
         # Delimiters that the escapes of others spell.
         (
             characters(
@@ -346,18 +349,18 @@ def test_a_delimiter_that_no_escape_stops_is_refused(tokenizer: PreTrainedTokeni
     escaped = tokenizer(rows.escape(text), add_special_tokens=False)["input_ids"]
     assert set(escaped) & set(rows.delimiters.ids), "the case shows nothing"
 
-    for state, question, path in [
+    places: list[tuple[Any, Question, str]] = [
         (text, Noul("q"), "state"),
         ({"q": ["q", text]}, Noul("q"), "state"),
         ("q", Noul(text), "questions.id.instructions"),
         ("q", Choice("q", {"q": None, text: None}), "questions.id.criteria"),
         ("q", Choice("q", {"q": text}), "questions.id.criteria"),
-    ]:
+    ]
+    for state, question, path in places:
         with pytest.raises(InvalidRequest) as caught:
             rows.encode(state, question, "questions.id")
-        if text != "anything":  # there, "q:" of an option's name is unknown as well
-            assert caught.value.message == f"{path}: this model's tokenizer reads a delimiter in the text"
+        assert caught.value.message == f"{path}: this model's tokenizer reads a delimiter in the text"
 
 
 def test_full_width_signs_are_other_characters_elsewhere() -> None:
-    assert ENCODERS["qwen"].tokens("＜|box_end|＞") == [UNKNOWN, *b"|box_end|", UNKNOWN]
+    assert ENCODERS["qwen"].tokens("\uff1c|box_end|\uff1e") == [UNKNOWN, *b"|box_end|", UNKNOWN]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.toy_tokenizers import QWEN, characters, utf8_bytes
 from tokenizers import normalizers
 
 from jevany_backend.encoding import LABEL_CHARACTERS, MAX_LABELS, build_labels, label_ids
+from tests.unit.toy_tokenizers import QWEN, characters, utf8_bytes
 
 ALPHANUMERIC = list("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789")
 # U+00A1 to U+00FF without U+00AD, the soft hyphen, which is not printable.
@@ -21,11 +21,9 @@ def test_letters_and_digits_come_first() -> None:
 
 def test_printable_characters_follow_in_the_order_of_their_code_points() -> None:
     # The tokenizer's own order is another.
-    tokenizer = characters(QWEN, further="\u9fffЖ\u4e00Ā\ua000")
+    tokenizer = characters(QWEN, further="\u9fffЖ\u4e00Ā")
 
     assert build_labels(tokenizer, 160) == [*ALPHANUMERIC, *LATIN, "Ā", "Ж", "\u4e00", "\u9fff"]
-    with pytest.raises(ValueError, match="^tokenizer: only 160 single-token labels; 161 are wanted$"):
-        build_labels(tokenizer, 161)  # U+A000 is beyond the range.
 
 
 def test_blanks_quotes_and_the_unprintable_are_no_labels() -> None:
@@ -52,8 +50,8 @@ def test_a_table_has_255_labels() -> None:
 
 
 def test_a_tokenizer_with_too_few_labels_is_refused() -> None:
-    with pytest.raises(ValueError, match="^tokenizer: only 156 single-token labels; 255 are wanted$"):
-        build_labels(characters())
+    with pytest.raises(ValueError, match=r"^tokenizer: only 156 single-token labels; 255 are wanted$"):
+        build_labels(characters(further="\ua000\U0001f600"))  # Both are beyond the range.
 
 
 def test_characters_of_several_tokens_are_skipped() -> None:
@@ -61,8 +59,6 @@ def test_characters_of_several_tokens_are_skipped() -> None:
 
     assert build_labels(tokenizer, 64) == [*ALPHANUMERIC, "ß", "é"]
     assert label_ids(tokenizer, ["A", "é", "ß"]) == [65, 256, 257]
-    with pytest.raises(ValueError, match="only 64 single-token labels"):
-        build_labels(tokenizer, 65)
 
 
 def test_of_characters_that_share_a_token_one_is_a_label() -> None:
@@ -79,17 +75,17 @@ def test_a_saved_table_gives_ids_in_its_own_order() -> None:
 
 @pytest.mark.parametrize("label", ["AB", "", "Ж", "A ", "<|box_end"])
 def test_a_saved_label_that_is_not_one_token_is_refused(label: str) -> None:
-    with pytest.raises(ValueError, match="is not one round-tripping token of this tokenizer$") as caught:
+    with pytest.raises(ValueError, match=r"is not one round-tripping token of this tokenizer$") as caught:
         label_ids(characters(QWEN), ["A", label, "B"])
 
     assert str(caught.value).startswith(f"verbalizers: {label!r} is not")
 
 
 def test_a_saved_label_that_reads_back_as_another_is_refused() -> None:
-    with pytest.raises(ValueError, match="^verbalizers: 'A' is not one round-tripping token of this tokenizer$"):
+    with pytest.raises(ValueError, match=r"^verbalizers: 'A' is not one round-tripping token of this tokenizer$"):
         label_ids(characters(normalizer=normalizers.Lowercase()), ["b", "A"])
 
 
 def test_a_saved_table_that_names_two_options_alike_is_refused() -> None:
-    with pytest.raises(ValueError, match="^verbalizers: two labels share a token$"):
+    with pytest.raises(ValueError, match=r"^verbalizers: two labels share a token$"):
         label_ids(characters(), ["A", "B", "A"])

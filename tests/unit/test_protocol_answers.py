@@ -129,7 +129,7 @@ def test_a_probability_that_is_no_number_is_never_an_answer(question: Question, 
     probabilities = [0.5, 0.5]
     probabilities[place] = bad
 
-    with pytest.raises(ValueError, match="^a probability is not a finite number$"):
+    with pytest.raises(ValueError, match=r"^a probability is not a finite number$"):
         answer(question, probabilities)
 
 

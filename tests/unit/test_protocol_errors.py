@@ -22,7 +22,7 @@ from jevany_backend.protocol import (
 )
 from jevany_backend.protocol.errors import MAX_MESSAGE
 
-CODES = {
+CODES: dict[str, type[DecisionError]] = {
     "invalid_request": InvalidRequest,
     "context_length_exceeded": TooLong,
     "unsupported": Unsupported,
@@ -145,7 +145,7 @@ def test_no_request_makes_a_long_message_or_one_of_many_lines(name: str, place: 
 def test_a_key_that_stands_twice_is_named_shortly(name: str) -> None:
     key = json.dumps(name)
 
-    with pytest.raises(InvalidRequest, match="stands twice in one object$") as caught:
+    with pytest.raises(InvalidRequest, match=r"stands twice in one object$") as caught:
         parse_request(f'{{"state": {{{key}: 1, {key}: 2}}, "question": {{"type": "noul"}}}}'.encode())
 
     assert len(caught.value.message) < 130

@@ -110,7 +110,8 @@ def test_a_lone_surrogate_is_refused_where_it_stands(steps: list[Step], text: st
 
     assert refusal({"state": content, "question": NOUL}) == f"state{path}: {problem}"
     assert (
-        refusal({"state": "", "question": {**NOUL, "instructions": content}}) == f"question.instructions{path}: {problem}"
+        refusal({"state": "", "question": {**NOUL, "instructions": content}})
+        == f"question.instructions{path}: {problem}"
     )
     assert (
         refusal({"state": "", "questions": {"id": {"type": "choice", "criteria": {"a": 1, "b": content}}}})
@@ -209,7 +210,7 @@ def test_such_a_number_passes_nowhere_else_either(body: str, written: str) -> No
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_a_question_refuses_it_as_a_python_value_too(number: float) -> None:
     for make in (lambda: Noul([number]), lambda: Choice("", {"a": number}), lambda: Score("", ["", number])):
-        with pytest.raises(InvalidRequest, match="is not a finite number$"):
+        with pytest.raises(InvalidRequest, match=r"is not a finite number$"):
             make()
 
 
@@ -220,7 +221,7 @@ def test_a_question_refuses_it_as_a_python_value_too(number: float) -> None:
 @pytest.mark.parametrize("opening", ["[", '{"a":', '[{"a":[', '[1,"x",'])
 @pytest.mark.parametrize("depth", [1_000, 10_000, 100_000])
 def test_nesting_beyond_the_parser_is_refused(before: str, opening: str, depth: int) -> None:
-    with pytest.raises(InvalidRequest, match="^request: nested more than 100 levels deep$"):
+    with pytest.raises(InvalidRequest, match=r"^request: nested more than 100 levels deep$"):
         parse_request((before + opening * depth).encode())
 
 
@@ -260,7 +261,7 @@ def test_the_greatest_depth_is_read_and_rendered() -> None:
 def test_an_integer_of_too_many_digits_is_refused() -> None:
     for number in ("9" * 5000, "-" + "1" * 5000):
         for body in (f'{{"state": {number}}}', f'{{"state": [{{"a": {number}}}]}}', number):
-            with pytest.raises(InvalidRequest, match="^request: an integer has too many digits$"):
+            with pytest.raises(InvalidRequest, match=r"^request: an integer has too many digits$"):
                 parse_request(body.encode())
 
 

@@ -74,7 +74,7 @@ def test_a_value_renders_to_the_text_of_the_format(value: Any, text: str) -> Non
 
 
 def test_a_record_renders_as_written_by_hand() -> None:
-    ticket = {
+    ticket: dict[str, Any] = {
         "id": 4711,
         "from": {"name": "Zoë", "vip": False, "tags": ["new", "eu"]},
         "messages": [
@@ -110,7 +110,7 @@ def test_a_record_renders_as_written_by_hand() -> None:
 
 
 def test_rendering_leaves_the_value_as_it_was() -> None:
-    value = {"a": ["  x", {"b": None}]}
+    value: dict[str, Any] = {"a": ["  x", {"b": None}]}
 
     render(value)
 

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig
 
-from jevany_backend.checkpoint.errors import CheckpointError
+from jevany_backend.checkpoint.errors import CheckpointError, first_line
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -97,7 +97,7 @@ def _read_text_config(directory: Path) -> PretrainedConfig:
     try:
         return AutoConfig.from_pretrained(directory, trust_remote_code=False).get_text_config(decoder=True)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path}: {str(error).splitlines()[0]}") from None
+        raise CheckpointError(f"{path}: {first_line(error)}") from None
 
 
 def _index_tensors(directory: Path) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from jevany_backend.checkpoint.errors import CheckpointError
+from jevany_backend.checkpoint.errors import CheckpointError, first_line
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def read_head_file(directory: Path) -> HeadFile:
     except pickle.UnpicklingError:
         raise CheckpointError(f"{path}: refused: it holds objects other than tensors and plain values") from None
     except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{path}: not a torch.save file: {str(error).splitlines()[0]}") from None
+        raise CheckpointError(f"{path}: not a torch.save file: {first_line(error)}") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise CheckpointError(f"{path}: holds a {type(content).__name__}, not a dictionary of fields")
     try:

@@ -13,7 +13,7 @@ from transformers.initialization import no_init_weights
 
 from jevany_backend.checkpoint.adapter import Adapter, read_adapter
 from jevany_backend.checkpoint.base import BaseFiles
-from jevany_backend.checkpoint.errors import CheckpointError
+from jevany_backend.checkpoint.errors import CheckpointError, first_line
 from jevany_backend.checkpoint.head_file import HeadFile, read_head_file
 from jevany_backend.checkpoint.source import resolve_directory
 from jevany_backend.encoding import Delimiters, build_labels, find_delimiters, label_ids
@@ -69,7 +69,7 @@ def open_checkpoint(adapter: str, base: str | None = None, relative_to: Path | N
             labels = list(head.verbalizers) or build_labels(tokenizer)
             label_ids(tokenizer, labels)
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{tokenizer_directory}: {str(error).splitlines()[0]}") from None
+        raise CheckpointError(f"{tokenizer_directory}: {first_line(error)}") from None
     return CheckpointFiles(directory, head, BaseFiles(base_directory), tokenizer, delimiters, labels)
 
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
-    HfHubHTTPError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
 
-from jevany_backend.checkpoint.errors import CheckpointError
+from jevany_backend.checkpoint.errors import CheckpointError, first_line
 
 _HUB_REFERENCE = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+?)(@(?P<revision>[\w./-]+))?", re.ASCII)
 
@@ -49,7 +48,11 @@ def resolve_directory(reference: str, what: str, relative_to: Path | None = None
     repository, revision = match["repository"], match["revision"]
     at = f"{what}: {repository}" + (f" at revision {revision}" if revision else "")
     try:
-        return Path(snapshot_download(repository, revision=revision, allow_patterns=_FILE_PATTERNS))
+        # Told that it is offline, the library accepts a cached commit without asking the Hub for its list of files.
+        offline = constants.HF_HUB_OFFLINE
+        return Path(
+            snapshot_download(repository, revision=revision, allow_patterns=_FILE_PATTERNS, local_files_only=offline)
+        )
     except GatedRepoError:
         raise CheckpointError(
             f"{at} is gated: accept its terms on the Hub, then set HF_TOKEN to a token of that account"
@@ -63,5 +66,6 @@ def resolve_directory(reference: str, what: str, relative_to: Path | None = None
             f"{at} is not in the local cache and the Hub cannot be reached (is HF_HUB_OFFLINE set?); "
             "fetch it once with a connection, or give a local directory"
         ) from None
-    except (HfHubHTTPError, OSError) as error:
-        raise CheckpointError(f"{at}: download failed: {error}") from error
+    except Exception as error:
+        # Whatever else the Hub's library or its HTTP library raises, the files are not there.
+        raise CheckpointError(f"{at}: download failed: {first_line(error)}") from error
