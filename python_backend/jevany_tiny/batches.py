@@ -96,9 +96,7 @@ def _batched(items: Iterable[Example], size: int) -> Iterator[tuple[Example, ...
         yield part
 
 
-def training_batches(
-    encoders: Encoders, readouts: Sequence[Readout], seed: str, size: int
-) -> Iterator[Batch]:
+def training_batches(encoders: Encoders, readouts: Sequence[Readout], seed: str, size: int) -> Iterator[Batch]:
     """Yields training batches without end: rows of like length together, batches in random order."""
     rng = random.Random(f"order/{seed}")
     stream = decisions("train", seed)

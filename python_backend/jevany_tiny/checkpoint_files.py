@@ -23,9 +23,13 @@ if TYPE_CHECKING:
 def save_base(model: Qwen3_5TextModel, folder: Path) -> None:
     """Writes `config.json` and the weights, rounded to bf16."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = text_config(model.config.vocab_size, model.config.pad_token_id)
+    pad = model.config.pad_token_id
+    assert pad is not None  # text_config sets it
+    config = text_config(model.config.vocab_size, pad)
     (folder / "config.json").write_text(config.to_json_string(use_diff=True), "utf-8")
-    tensors = {f"model.{name}": tensor.to(torch.bfloat16).cpu().contiguous() for name, tensor in model.state_dict().items()}
+    tensors = {
+        f"model.{name}": tensor.to(torch.bfloat16).cpu().contiguous() for name, tensor in model.state_dict().items()
+    }
     _write_tensors(tensors, folder / "model.safetensors")
 
 
@@ -43,7 +47,7 @@ def load_base(model: Qwen3_5TextModel, folder: Path) -> None:
 def save_adapter(model: PeftModel, folder: Path) -> None:
     """Writes `adapter_config.json` and the LoRA pairs, rounded to bf16."""
     folder.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(folder, save_embedding_layers=False)
+    model.save_pretrained(str(folder), save_embedding_layers=False)
     (folder / "README.md").unlink(missing_ok=True)
     path = folder / "adapter_model.safetensors"
     _write_tensors({name: tensor.to(torch.bfloat16) for name, tensor in load_file(path).items()}, path)

@@ -115,9 +115,7 @@ def measure(
     labels = [example.label for example in examples]
     right = np.array([int(p.argmax()) == label for p, label in zip(probabilities, labels, strict=True)])
     blank_right = np.array([int(p.argmax()) == label for p, label in zip(blank, labels, strict=True)])
-    brier = [
-        float(((p - np.eye(len(p))[label]) ** 2).sum()) for p, label in zip(probabilities, labels, strict=True)
-    ]
+    brier = [float(((p - np.eye(len(p))[label]) ** 2).sum()) for p, label in zip(probabilities, labels, strict=True)]
     chance = float(np.mean([1 / example.option_count for example in examples]))
     words = None if baseline is None else float(baseline.mean())
     accuracy = float(right.mean())
@@ -216,7 +214,10 @@ def _table(name: str, results: dict[str, dict[str, Any]]) -> str:
     columns = [field.name for field in dataclasses.fields(Measures)]
     lines = [f"{name:12}" + "".join(f"{column.replace('_', ' '):>20}" for column in columns)]
     for group, values in results.items():
-        lines.append(f"{group:12}" + "".join(f"{values[column] if values[column] is not None else '-':>20}" for column in columns))
+        lines.append(
+            f"{group:12}"
+            + "".join(f"{values[column] if values[column] is not None else '-':>20}" for column in columns)
+        )
     return "\n".join(lines)
 
 

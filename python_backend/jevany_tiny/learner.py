@@ -81,6 +81,7 @@ class Learner(nn.Module):
         self.base = base
         self.head = head
         self._embedding = (embedding,)  # In a tuple, so that its weight is registered once, under the base.
+        self.label_ids: torch.Tensor
         self.register_buffer("label_ids", torch.tensor(label_ids), persistent=False)
 
     def hidden_states(self, ids: torch.Tensor) -> torch.Tensor:

@@ -8,15 +8,17 @@ if TYPE_CHECKING:
     from transformers import Qwen3_5TextConfig, Qwen3_5TextModel
 
 LORA_TARGETS = (
-    "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj in_proj_qkv in_proj_z in_proj_a in_proj_b out_proj"
-).split()
+    *("q_proj", "k_proj", "v_proj", "o_proj"),
+    *("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj"),
+    *("gate_proj", "up_proj", "down_proj"),
+)
 LORA_RANK = 8
 HEAD_DIM = 64
 HEAD_RESIDUAL_DIM = 32
 
-# Full attention is denser than in the released bases, where it is every fourth layer: finding the record that a
-# question names takes one look back, and matching its value with an option takes another.
-_LAYERS = "linear linear full linear linear full linear full".split()
+# Every second layer has full attention; in the released bases it is every fourth. Finding the record that a question
+# names takes one look back, matching its value with an option takes another, and eight layers have to do for both.
+_LAYERS = ("linear", "full") * 4
 
 
 def text_config(vocabulary: int, pad_token_id: int) -> Qwen3_5TextConfig:

@@ -11,28 +11,25 @@ Four stages, each of which can run on its own from what the earlier ones left in
 from __future__ import annotations
 
 import argparse
-import inspect
 import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from jevany_tiny import kernels
 from jevany_tiny.batches import READOUTS, Encoders, Feed, Readout, batches_of
 from jevany_tiny.checkpoint_files import load_base, save_adapter, save_base, save_head
 from jevany_tiny.decisions import DOMAINS, Example, take
 from jevany_tiny.learner import DeviceBatch, Learner, PointerHead
 from jevany_tiny.shape import LORA_RANK, LORA_TARGETS, new_base
 from jevany_tiny.tokenizer import save_tokenizer, train_tokenizer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 STAGES = ("tokenizer", "base", "pointer", "direct-token")
 
@@ -47,7 +44,7 @@ _LANGUAGE_POSITIONS = 16_384
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line."""
     options = _parse(sys.argv[1:] if arguments is None else arguments)
-    _choose_kernels(options.kernels)
+    kernels.choose(options.kernels)
     torch.manual_seed(options.seed)
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -91,28 +88,6 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         options.device, options.steps, options.adapter_steps = "cpu", 5, 5
         options.batch, options.held_out, options.workers = 8, 64, min(options.workers, 1)
     return options
-
-
-def _choose_kernels(kernels: str) -> None:
-    # transformers imports scikit-learn wherever it is installed, even where that import fails; nothing here needs it.
-    if "sklearn" not in sys.modules:
-        sys.modules["sklearn"] = None  # type: ignore[assignment]
-    if kernels == "torch":
-        # What cannot be imported when the model's module is loaded is replaced by transformers' reference.
-        sys.modules["fla"] = None  # type: ignore[assignment]
-        sys.modules["causal_conv1d"] = None  # type: ignore[assignment]
-
-
-def kernels_in_use() -> dict[str, str]:
-    """Returns the module that implements the delta rule and the convolution in transformers' Qwen3.5."""
-    from transformers.models.qwen3_5 import modeling_qwen3_5 as modeling
-
-    found = {}
-    for name in ("torch_chunk_gated_delta_rule", "causal_conv1d_fn"):
-        function = getattr(modeling, name)
-        implementation = inspect.getclosurevars(function).nonlocals.get("implementation", function)
-        found[name] = implementation.__module__
-    return found
 
 
 def make_tokenizer(options: argparse.Namespace) -> None:
@@ -163,10 +138,11 @@ def train_adapter(options: argparse.Namespace, readout: str) -> None:
     base.requires_grad_(False)
     embedding = base.embed_tokens
     base.name_or_path = options.base_name
-    config = LoraConfig(r=LORA_RANK, lora_alpha=2 * LORA_RANK, target_modules=LORA_TARGETS, bias="none")
+    config = LoraConfig(r=LORA_RANK, lora_alpha=2 * LORA_RANK, target_modules=list(LORA_TARGETS), bias="none")
     adapted = get_peft_model(base, config)
     head = PointerHead(base.config.hidden_size) if readout == "pointer" else None
     learner = Learner(adapted, head, embedding, encoders.label_ids).to(device)
+    _check_step(learner, feed, options)
     steps, seconds = _fit(
         learner,
         feed,
@@ -211,9 +187,10 @@ def fit_temperature(logits: torch.Tensor, labels: torch.Tensor) -> float:
 
 def _check_step(learner: Learner, feed: Feed, options: argparse.Namespace) -> None:
     """Runs one forward and backward pass; starts over with the reference kernels where it fails."""
-    print(f"kernels: {kernels_in_use()}", flush=True)
+    device = torch.device(options.device)
     try:
-        batch = DeviceBatch.of(next(feed), torch.device(options.device))
+        print(f"kernels: {kernels.prepare(device)}", flush=True)
+        batch = DeviceBatch.of(next(feed), device)
         with _autocast(options):
             hidden = learner.hidden_states(batch.ids)
         loss = functional.cross_entropy(learner.logits(hidden, batch), batch.labels)
@@ -228,9 +205,7 @@ def _check_step(learner: Learner, feed: Feed, options: argparse.Namespace) -> No
         if options.kernels == "torch":
             raise
         print(f"first step failed ({type(error).__name__}: {error}); starting over with --kernels torch", flush=True)
-        os.execv(
-            sys.executable, [sys.executable, "-m", "jevany_tiny.train", *options.arguments, "--kernels", "torch"]
-        )
+        os.execv(sys.executable, [sys.executable, "-m", "jevany_tiny.train", *options.arguments, "--kernels", "torch"])
     learner.zero_grad(set_to_none=True)
     print(f"first step: loss {loss.item():.3f}, all gradients finite", flush=True)
 
@@ -352,17 +327,11 @@ def _report_held_out(
 
 
 def _by_group(examples: Sequence[Example], right: Sequence[bool]) -> str:
-    def share(keep: Callable[[Example], bool]) -> float:
-        kept = [value for example, value in zip(examples, right, strict=True) if keep(example)]
-        return sum(kept) / max(1, len(kept))
-
-    def shares() -> Iterator[str]:
-        for domain in DOMAINS:
-            yield f"{domain} {share(lambda example: example.domain == domain):.2f}"
-        for kind in ("noul", "choice", "score"):
-            yield f"{kind} {share(lambda example: example.question['type'] == kind):.2f}"
-
-    return "  ".join(shares())
+    outcomes: dict[str, list[bool]] = {name: [] for name in (*DOMAINS, "noul", "choice", "score")}
+    for example, value in zip(examples, right, strict=True):
+        outcomes[example.domain].append(value)
+        outcomes[example.question["type"]].append(value)
+    return "  ".join(f"{name} {sum(values) / max(1, len(values)):.3f}" for name, values in outcomes.items())
 
 
 if __name__ == "__main__":

@@ -219,10 +219,13 @@ def test_a_question_refuses_it_as_a_python_value_too(number: float) -> None:
 
 @pytest.mark.parametrize("before", ['{"state": ', '{"question": {"type": ', '{"questions": {"a": ', '{"media": ', ""])
 @pytest.mark.parametrize("opening", ["[", '{"a":', '[{"a":[', '[1,"x",'])
-@pytest.mark.parametrize("depth", [1_000, 10_000, 100_000])
-def test_nesting_beyond_the_parser_is_refused(before: str, opening: str, depth: int) -> None:
+def test_nesting_beyond_the_parser_is_refused(before: str, opening: str) -> None:
     with pytest.raises(InvalidRequest, match=r"^request: nested more than 100 levels deep$"):
-        parse_request((before + opening * depth).encode())
+        parse_request((before + opening * 100_000).encode())
+    # Here it depends on the parser of this Python whether the depth or the missing end comes first.
+    for depth in (500, 1_000, 2_000, 5_000, 10_000, 20_000):
+        with pytest.raises(InvalidRequest, match=r"^request: (nested more than 100 levels deep|not JSON: .*)$"):
+            parse_request((before + opening * depth).encode())
 
 
 @pytest.mark.parametrize("depth", [MAX_DEPTH + 1, MAX_DEPTH + 2, 300, 900, 980, 2_000, 9_000, 50_000])

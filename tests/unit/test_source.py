@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import httpx
 import huggingface_hub.constants
 import pytest
-from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
 from jevany_backend.checkpoint import CheckpointError, source
 from jevany_backend.checkpoint.source import resolve_directory
@@ -30,12 +31,7 @@ def offline_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("reference", ["owner/name", "owner/name@v2", "owner/name@" + "0" * 40])
-def test_a_cached_repository_is_found_offline(
-    offline_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: str
-) -> None:
-    snapshot_download = source.snapshot_download
-    cache = tmp_path / "hub"
-    monkeypatch.setattr(source, "snapshot_download", lambda *a, **k: snapshot_download(*a, **k, cache_dir=cache))
+def test_a_cached_repository_is_found_offline(offline_cache: Path, reference: str) -> None:
     assert resolve_directory(reference, "base") == offline_cache
 
 
@@ -46,27 +42,44 @@ def test_what_is_not_cached_is_named_offline(offline_cache: Path, reference: str
         resolve_directory(reference, "base")
 
 
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, str]]]:
+    """A Hub on this machine that refuses every request with the status and error code appended to the list."""
+    refusals: list[tuple[int, str]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, code = refusals[-1]
+            self.send_response(status)
+            self.send_header("X-Error-Code", code)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+        yield refusals
+        server.shutdown()
+
+
 @pytest.mark.parametrize(
-    ("failure", "message"),
+    ("status", "code", "message"),
     [
-        (GatedRepoError, "base: owner/name at revision v2 is gated: accept its terms on the Hub, then set HF_TOKEN"),
-        (RepositoryNotFoundError, "base: owner/name at revision v2: no such repository, or it is private"),
-        (RevisionNotFoundError, "base: owner/name at revision v2: the repository has no such revision"),
-        (httpx.ConnectError, "base: owner/name at revision v2: download failed"),
+        (403, "GatedRepo", "base: owner/name at revision v2 is gated: accept its terms on the Hub, then set HF_TOKEN"),
+        (404, "RepoNotFound", "base: owner/name at revision v2: no such repository, or it is private"),
+        (404, "RevisionNotFound", "base: owner/name at revision v2: the repository has no such revision"),
+        (500, "", "base: owner/name at revision v2 is not in the local cache and the Hub cannot be reached"),
     ],
 )
-def test_a_refusal_of_the_hub_is_explained(
-    monkeypatch: pytest.MonkeyPatch, failure: type[Exception], message: str
-) -> None:
-    def refuse(*_: Any, **__: Any) -> str:
-        request = httpx.Request("GET", "http://127.0.0.1/")
-        if failure is httpx.ConnectError:
-            raise failure("refused")
-        raise failure("refused", response=httpx.Response(403, request=request))  # type: ignore[call-arg]
-
-    monkeypatch.setattr(source, "snapshot_download", refuse)
-    with pytest.raises(CheckpointError, match=message):
+def test_a_refusal_of_the_hub_is_explained(hub: list[tuple[int, str]], status: int, code: str, message: str) -> None:
+    hub.append((status, code))
+    with pytest.raises(CheckpointError, match=message) as raised:
         resolve_directory("owner/name@v2", "base")
+    assert "\n" not in str(raised.value)
 
 
 def test_a_mistyped_path_does_not_become_a_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,12 @@ FIELDS = (
     Field(
         "city",
         place,
-        phrases("{who} is in {value}.", "{who} is based in {value}.", "You find {who} in {value}.", held_out=("In {value} you find {who}.",)),
+        phrases(
+            "{who} is in {value}.",
+            "{who} is based in {value}.",
+            "You find {who} in {value}.",
+            held_out=("In {value} you find {who}.",),
+        ),
     ),
     Field(
         "manager",
@@ -64,8 +69,16 @@ FIELDS = (
         ),
     ),
     Field("contact", person),
-    Field("supplier", company, phrases("{value} supplies {who}.", "{who} buys from {value}.", held_out=("{value} is who supplies {who}.",))),
-    Field("product", coined_name, phrases("{who} uses {value}.", "{who} works with {value}.", held_out=("{value} is what {who} uses.",))),
+    Field(
+        "supplier",
+        company,
+        phrases("{value} supplies {who}.", "{who} buys from {value}.", held_out=("{value} is who supplies {who}.",)),
+    ),
+    Field(
+        "product",
+        coined_name,
+        phrases("{who} uses {value}.", "{who} works with {value}.", held_out=("{value} is what {who} uses.",)),
+    ),
     Field("colour", ("red", "green", "blue", "yellow", "black", "white", "orange", "purple", "grey")),
     Field("status", ("open", "closed", "pending", "active", "blocked", "paused", "archived", "new")),
     Field("language", ("English", "French", "German", "Spanish", "Italian", "Dutch", "Polish", "Turkish")),
@@ -118,52 +131,177 @@ class Event:
 EVENTS = (
     Event(
         "paid",
-        phrases("{who} has paid.", "{who} paid the bill.", "The bill of {who} is paid.", "We got the money from {who}.", held_out=("We got {who}'s money, the bill is paid.",)),
-        phrases("{who} has not paid.", "{who} still owes us the money.", "The bill of {who} is not paid.", "We never got the money from {who}.", held_out=("{who}'s bill is still not paid.",)),
-        phrases("Has {who} paid?", "Is the bill of {who} paid?", "Did {who} pay the bill?", held_out=("Is it true that {who} has paid the bill?",)),
-        phrases("Is the bill of {who} still unpaid?", "Does {who} still owe money?", held_out=("Is {who}'s bill still unpaid?",)),
+        phrases(
+            "{who} has paid.",
+            "{who} paid the bill.",
+            "The bill of {who} is paid.",
+            "We got the money from {who}.",
+            held_out=("We got {who}'s money, the bill is paid.",),
+        ),
+        phrases(
+            "{who} has not paid.",
+            "{who} still owes us the money.",
+            "The bill of {who} is not paid.",
+            "We never got the money from {who}.",
+            held_out=("{who}'s bill is still not paid.",),
+        ),
+        phrases(
+            "Has {who} paid?",
+            "Is the bill of {who} paid?",
+            "Did {who} pay the bill?",
+            held_out=("Is it true that {who} has paid the bill?",),
+        ),
+        phrases(
+            "Is the bill of {who} still unpaid?",
+            "Does {who} still owe money?",
+            held_out=("Is {who}'s bill still unpaid?",),
+        ),
     ),
     Event(
         "signed",
-        phrases("{who} has signed the contract.", "{who} signed.", "The contract has the signature of {who}.", held_out=("The signature of {who} is on the contract.",)),
-        phrases("{who} has not signed the contract.", "{who} refused to sign.", "The signature of {who} is missing.", held_out=("{who} has not signed, the signature is missing.",)),
-        phrases("Did {who} sign the contract?", "Has {who} signed?", "Do we have the signature of {who}?", held_out=("Is it true that {who} has signed the contract?",)),
-        phrases("Is the signature of {who} missing?", "Do we still wait for {who} to sign?", held_out=("Is {who}'s signature still missing?",)),
+        phrases(
+            "{who} has signed the contract.",
+            "{who} signed.",
+            "The contract has the signature of {who}.",
+            held_out=("The signature of {who} is on the contract.",),
+        ),
+        phrases(
+            "{who} has not signed the contract.",
+            "{who} refused to sign.",
+            "The signature of {who} is missing.",
+            held_out=("{who} has not signed, the signature is missing.",),
+        ),
+        phrases(
+            "Did {who} sign the contract?",
+            "Has {who} signed?",
+            "Do we have the signature of {who}?",
+            held_out=("Is it true that {who} has signed the contract?",),
+        ),
+        phrases(
+            "Is the signature of {who} missing?",
+            "Do we still wait for {who} to sign?",
+            held_out=("Is {who}'s signature still missing?",),
+        ),
     ),
     Event(
         "replied",
-        phrases("{who} replied.", "{who} has answered.", "We got an answer from {who}.", held_out=("An answer from {who} has come.",)),
-        phrases("{who} did not reply.", "{who} has not answered.", "There is no answer from {who}.", "We never heard back from {who}.", held_out=("{who} has not replied, there is no answer.",)),
-        phrases("Did {who} reply?", "Has {who} answered?", "Is there an answer from {who}?", held_out=("Is it true that {who} has answered?",)),
-        phrases("Is the answer of {who} still missing?", "Do we still wait for an answer from {who}?", held_out=("Is {who}'s answer still missing?",)),
+        phrases(
+            "{who} replied.",
+            "{who} has answered.",
+            "We got an answer from {who}.",
+            held_out=("An answer from {who} has come.",),
+        ),
+        phrases(
+            "{who} did not reply.",
+            "{who} has not answered.",
+            "There is no answer from {who}.",
+            "We never heard back from {who}.",
+            held_out=("{who} has not replied, there is no answer.",),
+        ),
+        phrases(
+            "Did {who} reply?",
+            "Has {who} answered?",
+            "Is there an answer from {who}?",
+            held_out=("Is it true that {who} has answered?",),
+        ),
+        phrases(
+            "Is the answer of {who} still missing?",
+            "Do we still wait for an answer from {who}?",
+            held_out=("Is {who}'s answer still missing?",),
+        ),
     ),
     Event(
         "verified",
-        phrases("{who} is verified.", "We checked {who} and all is fine.", "{who} passed the check.", held_out=("{who} passed, the check is fine.",)),
-        phrases("{who} is not verified.", "{who} failed the check.", "We could not verify {who}.", held_out=("{who} is not verified and failed.",)),
+        phrases(
+            "{who} is verified.",
+            "We checked {who} and all is fine.",
+            "{who} passed the check.",
+            held_out=("{who} passed, the check is fine.",),
+        ),
+        phrases(
+            "{who} is not verified.",
+            "{who} failed the check.",
+            "We could not verify {who}.",
+            held_out=("{who} is not verified and failed.",),
+        ),
         phrases("Is {who} verified?", "Did {who} pass the check?", held_out=("Is it true that {who} is verified?",)),
-        phrases("Did {who} fail the check?", "Is {who} still unverified?", held_out=("Is it true that {who} failed the check?",)),
+        phrases(
+            "Did {who} fail the check?",
+            "Is {who} still unverified?",
+            held_out=("Is it true that {who} failed the check?",),
+        ),
     ),
     Event(
         "delivered",
-        phrases("The parcel for {who} was delivered.", "{who} has received the parcel.", "The parcel has reached {who}.", held_out=("The parcel was delivered and {who} has it.",)),
-        phrases("The parcel for {who} was not delivered.", "{who} is still waiting for the parcel.", "{who} never got the parcel.", held_out=("The parcel never reached {who}.",)),
-        phrases("Has {who} received the parcel?", "Was the parcel for {who} delivered?", held_out=("Is it true that {who} has the parcel?",)),
-        phrases("Is {who} still waiting for the parcel?", "Is the parcel for {who} missing?", held_out=("Is {who}'s parcel still missing?",)),
+        phrases(
+            "The parcel for {who} was delivered.",
+            "{who} has received the parcel.",
+            "The parcel has reached {who}.",
+            held_out=("The parcel was delivered and {who} has it.",),
+        ),
+        phrases(
+            "The parcel for {who} was not delivered.",
+            "{who} is still waiting for the parcel.",
+            "{who} never got the parcel.",
+            held_out=("The parcel never reached {who}.",),
+        ),
+        phrases(
+            "Has {who} received the parcel?",
+            "Was the parcel for {who} delivered?",
+            held_out=("Is it true that {who} has the parcel?",),
+        ),
+        phrases(
+            "Is {who} still waiting for the parcel?",
+            "Is the parcel for {who} missing?",
+            held_out=("Is {who}'s parcel still missing?",),
+        ),
     ),
     Event(
         "attended",
-        phrases("{who} came to the meeting.", "{who} was at the meeting.", "{who} took part.", held_out=("{who} came and took part.",)),
-        phrases("{who} did not come to the meeting.", "{who} was absent.", "{who} missed the meeting.", held_out=("{who} was not at the meeting.",)),
-        phrases("Was {who} at the meeting?", "Did {who} come to the meeting?", "Did {who} take part?", held_out=("Is it true that {who} came to the meeting?",)),
+        phrases(
+            "{who} came to the meeting.",
+            "{who} was at the meeting.",
+            "{who} took part.",
+            held_out=("{who} came and took part.",),
+        ),
+        phrases(
+            "{who} did not come to the meeting.",
+            "{who} was absent.",
+            "{who} missed the meeting.",
+            held_out=("{who} was not at the meeting.",),
+        ),
+        phrases(
+            "Was {who} at the meeting?",
+            "Did {who} come to the meeting?",
+            "Did {who} take part?",
+            held_out=("Is it true that {who} came to the meeting?",),
+        ),
         phrases("Was {who} absent?", "Did {who} miss the meeting?", held_out=("Is it true that {who} was absent?",)),
     ),
     Event(
         "approved",
-        phrases("{who} was approved.", "The request of {who} was accepted.", "We said yes to {who}.", held_out=("{who}'s request was accepted.",)),
-        phrases("{who} was not approved.", "The request of {who} was rejected.", "We said no to {who}.", held_out=("{who}'s request was rejected.",)),
-        phrases("Was {who} approved?", "Was the request of {who} accepted?", held_out=("Is it true that {who} was approved?",)),
-        phrases("Was {who} rejected?", "Was the request of {who} rejected?", held_out=("Is it true that {who} was rejected?",)),
+        phrases(
+            "{who} was approved.",
+            "The request of {who} was accepted.",
+            "We said yes to {who}.",
+            held_out=("{who}'s request was accepted.",),
+        ),
+        phrases(
+            "{who} was not approved.",
+            "The request of {who} was rejected.",
+            "We said no to {who}.",
+            held_out=("{who}'s request was rejected.",),
+        ),
+        phrases(
+            "Was {who} approved?",
+            "Was the request of {who} accepted?",
+            held_out=("Is it true that {who} was approved?",),
+        ),
+        phrases(
+            "Was {who} rejected?",
+            "Was the request of {who} rejected?",
+            held_out=("Is it true that {who} was rejected?",),
+        ),
     ),
 )
 _REPORTED = phrases(
@@ -175,9 +313,7 @@ _REPORTED = phrases(
 )
 
 
-def _table(
-    rng: random.Random, split: Split
-) -> tuple[Any, list[str], Field, list[str], str]:
+def _table(rng: random.Random, split: Split) -> tuple[Any, list[str], Field, list[str], str]:
     """Makes a state with one field of interest; returns it with the subjects, the field and the values."""
     subject = pick(rng, SUBJECTS)
     count = pick(rng, (2, 2, 3, 3, 3, 4, 4, 5))

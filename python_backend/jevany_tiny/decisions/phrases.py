@@ -45,6 +45,11 @@ def belongs_to(split: Split, text: str) -> bool:
     return (zlib.crc32(text.encode()) % _HELD_OUT_SHARE == 0) == (split == "heldout")
 
 
+def split_words(text: str, separator: str | None = None) -> tuple[str, ...]:
+    """Returns the words of a list written as one text."""
+    return tuple(text.split(separator))
+
+
 def capitalised(text: str) -> str:
     """Returns the text with its first character in upper case."""
     return text[:1].upper() + text[1:]
@@ -52,23 +57,23 @@ def capitalised(text: str) -> str:
 
 # Proper names. ---------------------------------------------------------------------------------------------------
 
-_ONSETS = "b br d dr f g gr h j k l m n p pr r s st t tr v z sh th".split()
-_VOWELS = "a e i o u".split()
+_ONSETS = split_words("b br d dr f g gr h j k l m n p pr r s st t tr v z sh th")
+_VOWELS = split_words("a e i o u")
 _ENDINGS = ["", "", "n", "l", "r", "s", "x", "k", "m", "nd", "th", "ck"]
 
-_FIRST_NAMES = (
+_FIRST_NAMES = split_words(
     "Anna Ben Carla David Elena Farid Grace Hiro Ines Jonas Kira Liam Mona Nadia Omar Petra Quentin Rosa Samir Tara "
     "Umar Vera Wendy Xenia Yusuf Zoe Aisha Boris Chen Daria Emil Fiona Gavin Helga Igor Julia Kemal Leila Marco Nora "
     "Oskar Paula Rashid Sofia Tomas Ulrike Victor Walid Yara Zeno Alice Bruno Celine Dmitri Esther Felix Gita Hassan "
     "Irene Jamal Klara Lars Mei Nikhil Olga Pablo Rita Stefan Tuan Ursula Viola Wes Ximena Yvonne Zack Amir Bella "
     "Carlos Dora Erik Fatima George Hanna Ivan Joan Karim Lucy Martin Nina Otto Priya Ravi Silvia Theo Uma Valeria"
-).split()
+)
 
-_CITIES = (
-    "London Paris Berlin Madrid Rome Vienna Oslo Lima Cairo Delhi Tokyo Seoul Dublin Prague Lisbon Athens Boston Denver "
+_CITIES = split_words(
+    "London Paris Madrid Rome Vienna Oslo Lima Cairo Delhi Tokyo Seoul Dublin Prague Lisbon Athens Boston Denver "
     "Austin Quito Dakar Accra Nairobi Hanoi Manila Perth Zurich Geneva Turin Porto Ghent Malmo Bergen Riga Krakow "
-    "Toronto Chicago Seattle Dallas Miami Bogota Santiago Lagos Tunis Amman Doha Mumbai Osaka Busan Sydney Auckland"
-).split()
+    "Berlin Toronto Chicago Seattle Dallas Miami Bogota Santiago Lagos Tunis Amman Doha Mumbai Osaka Busan Sydney Auckland"
+)
 
 _COMPANY_ENDINGS = ("Ltd", "Labs", "Foods", "Group", "Systems", "Media", "Works", "Partners", "Logistics", "Energy")
 
@@ -127,18 +132,21 @@ def distinct(rng: random.Random, split: Split, count: int, draw: object = person
 
 # Everything else that fills a slot; shared by both splits, so that it carries no label. --------------------------
 
-_ADJECTIVES = (
-    "small large grey blue red green black white light heavy folding wooden steel cotton wireless used new".split()
+_ADJECTIVES = split_words(
+    "small large grey blue red green black white light heavy folding wooden steel cotton wireless used new"
 )
-_THINGS = (
+_THINGS = split_words(
     "kettle|desk lamp|coffee grinder|pair of headphones|phone case|office chair|water bottle|backpack|keyboard|winter "
-    "jacket|blender|camera|tent|mirror|bookshelf|monitor|printer|pair of shoes|garden table|toaster|rug|watch|speaker|bike "
-    "pump|suitcase|sofa|fan|clock|drill|router"
-).split("|")
-_MONTHS = "January February March April May June July August September October November December".split()
-_DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
-_APPS = "app|website|dashboard|mobile app|customer portal|report page|checkout page|admin console|web shop".split("|")
-_PLANS = "basic standard premium team family starter business annual monthly".split()
+    "jacket|blender|camera|tent|mirror|bookshelf|monitor|printer|pair of shoes|garden table|toaster|watch|speaker|bike "
+    "pump|suitcase|sofa|rug|fan|clock|drill|router",
+    "|",
+)
+_MONTHS = split_words("January February March April May June July August September October November December")
+_DAYS = split_words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
+_APPS = split_words(
+    "app|website|dashboard|mobile app|customer portal|report page|checkout page|admin console|web shop", "|"
+)
+_PLANS = split_words("basic standard premium team family starter business annual monthly")
 
 
 def calendar_date(rng: random.Random) -> str:

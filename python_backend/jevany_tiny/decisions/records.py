@@ -128,9 +128,7 @@ def render_table(
     return state
 
 
-def _prose(
-    rng: random.Random, split: Split, table: dict[str, dict[str, Any]], sentences: dict[str, Phrases]
-) -> str:
+def _prose(rng: random.Random, split: Split, table: dict[str, dict[str, Any]], sentences: dict[str, Phrases]) -> str:
     parts = []
     for who, fields in table.items():
         for key, value in fields.items():

@@ -573,13 +573,34 @@ _WHICH_DESK = phrases(
     held_out=("Which desk on the list should handle the message?", "Following the rules, pick the desk."),
 )
 
+_TONE = phrases(
+    "Please answer today.",
+    "There is no hurry.",
+    "This is urgent!",
+    "I am very angry!",
+    "I am not happy about this.",
+    "Thank you so much for your help.",
+    "Please help me.",
+    "Can you help?",
+    "What should I do?",
+    "I hope you can fix this soon.",
+    held_out=("Please help me with this today.", "This is urgent, can you help?", "I hope for your help soon."),
+)
+
 
 def _text(rng: random.Random, split: Split, issue: Issue) -> str:
-    first = issue.texts.draw(rng, split)
-    if rng.random() < 0.8:
-        return fill(rng, split, first)
-    second = issue.texts.draw(rng, split)
-    return fill(rng, split, first if first == second else f"{first} {second}")
+    frames = [issue.texts.draw(rng, split)]
+    if rng.random() < 0.2:
+        second = issue.texts.draw(rng, split)
+        frames += [second] if second not in frames else []
+    if rng.random() < 0.2:
+        frames.insert(rng.randint(0, len(frames)), _TONE.draw(rng, split))
+    return fill(rng, split, " ".join(frames))
+
+
+def any_issue(rng: random.Random, split: Split) -> str:
+    """Returns what a customer writes about one thing or another."""
+    return fill(rng, split, pick(rng, _ISSUES)[1].texts.draw(rng, split))
 
 
 def _of_department(rng: random.Random, split: Split, key: str) -> str:

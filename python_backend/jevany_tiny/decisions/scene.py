@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jevany_tiny.decisions.phrases import Split, code, coined_name, distinct, fill, phrases, pick
+from jevany_tiny.decisions.phrases import Split, code, coined_name, distinct, fill, phrases, pick, split_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,11 @@ _FILLER = phrases(
     ),
 )
 
-_DONE = "solved|settled|closed|sorted out|fixed|dealt with|done|resolved|finished|taken care of".split("|")
-_BEFORE = (
-    "last week|yesterday|last month|two days ago|in {month}|on {day}|earlier this week|last year|some time ago"
-).split("|")
+_DONE = split_words("solved|settled|closed|sorted out|fixed|dealt with|done|resolved|finished|taken care of", "|")
+_BEFORE = split_words(
+    "last week|yesterday|last month|two days ago|in {month}|on {day}|earlier this week|last year|some time ago",
+    "|",
+)
 _SETTLED = phrases(
     'I wrote {before}: "{past}" That is {done}. {now}',
     "{past} That was {before} and it is {done}. Now something else: {now}",

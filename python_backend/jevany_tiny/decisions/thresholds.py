@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import math
 import random
 from dataclasses import dataclass
 from typing import Any
 
 from jevany_tiny.decisions.example import Example, choice, noul, score
-from jevany_tiny.decisions.phrases import Phrases, Split, phrases, pick
+from jevany_tiny.decisions.phrases import Phrases, Split, phrases, pick, split_words
 from jevany_tiny.decisions.records import SUBJECTS, Subject, names, render_table
 
 
@@ -25,10 +26,36 @@ class Quantity:
 
 
 QUANTITIES = (
-    Quantity("seats", 2, 400, "", phrases("{who} has {value} seats.", "{value} seats belong to {who}.", held_out=("There are {value} seats for {who}.",))),
-    Quantity("amount", 5, 9000, "$", phrases("{who} owes {value}.", "{who} paid {value}.", held_out=("{who} has to pay {value}.",))),
+    Quantity(
+        "seats",
+        2,
+        400,
+        "",
+        phrases(
+            "{who} has {value} seats.",
+            "{value} seats belong to {who}.",
+            held_out=("There are {value} seats for {who}.",),
+        ),
+    ),
+    Quantity(
+        "amount",
+        5,
+        9000,
+        "$",
+        phrases("{who} owes {value}.", "{who} paid {value}.", held_out=("{who} has to pay {value}.",)),
+    ),
     Quantity("age", 2, 95),
-    Quantity("attempts", 1, 30, "", phrases("{who} tried {value} times.", "{who} made {value} attempts.", held_out=("There were {value} attempts by {who}.",))),
+    Quantity(
+        "attempts",
+        1,
+        30,
+        "",
+        phrases(
+            "{who} tried {value} times.",
+            "{who} made {value} attempts.",
+            held_out=("There were {value} attempts by {who}.",),
+        ),
+    ),
     Quantity("weight", 1, 900, " kg"),
     Quantity("score", 1, 100),
     Quantity("errors", 1, 500),
@@ -129,7 +156,7 @@ _LATEST = phrases(
     "Whose {key} comes last?",
     held_out=("Find the {noun} with the latest {key}.", "For which {noun} does the {key} come last?"),
 )
-_MONTHS = "January February March April May June July August September October November December".split()
+_MONTHS = split_words("January February March April May June July August September October November December")
 _BAND_NAMES = {2: (("low", "high"), ("small", "large")), 3: (("low", "medium", "high"), ("small", "medium", "large"))}
 
 
@@ -222,7 +249,7 @@ def _bands(rng: random.Random, quantity: Quantity) -> tuple[list[str], int, int]
         value = rng.randint(cuts[target - 1], cuts[target] - 1)
     style = pick(rng, (("below {}", "{} to {}", "{} or more"), ("less than {}", "from {} to {}", "at least {}")))
     texts = [style[0].format(cuts[0])]
-    texts += [style[1].format(low, high - 1) for low, high in zip(cuts, cuts[1:], strict=False)]
+    texts += [style[1].format(low, high - 1) for low, high in itertools.pairwise(cuts)]
     texts.append(style[2].format(cuts[-1]))
     return texts, target, value
 
@@ -292,9 +319,7 @@ def _date_state(
 ) -> tuple[Any, list[str], Subject]:
     subject = pick(rng, SUBJECTS)
     who = names(rng, split, subject, len(days))
-    table: dict[str, dict[str, Any]] = {
-        name: {key: _spelled(day, style)} for name, day in zip(who, days, strict=True)
-    }
+    table: dict[str, dict[str, Any]] = {name: {key: _spelled(day, style)} for name, day in zip(who, days, strict=True)}
     order = list(table)
     rng.shuffle(order)
     return render_table(rng, split, subject, {name: table[name] for name in order}, {}), who, subject

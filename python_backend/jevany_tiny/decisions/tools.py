@@ -23,7 +23,12 @@ class Tool:
 TOOLS: dict[str, Tool] = {
     "send_email": Tool(
         ("send_email", "mail.send", "compose_mail", "email"),
-        phrases("Sends an e-mail", "writes and sends a mail", "send a mail to somebody", held_out=("sends a mail to a person",)),
+        phrases(
+            "Sends an e-mail",
+            "writes and sends a mail",
+            "send a mail to somebody",
+            held_out=("sends a mail to a person",),
+        ),
         phrases(
             "Write to {person} that we are late.",
             "Mail the report to {person}.",
@@ -34,18 +39,31 @@ TOOLS: dict[str, Tool] = {
     ),
     "calendar": Tool(
         ("create_event", "calendar.add", "schedule_meeting", "calendar"),
-        phrases("Adds an event to the calendar", "books a meeting", "plans a meeting", held_out=("adds a meeting to the calendar",)),
+        phrases(
+            "Adds an event to the calendar",
+            "books a meeting",
+            "plans a meeting",
+            held_out=("adds a meeting to the calendar",),
+        ),
         phrases(
             "Put a meeting with {person} on {day} in my calendar.",
             "Schedule a call with {company} on {date}.",
             "Block {day} afternoon for me.",
             "Set up a meeting with {person} next {day}.",
-            held_out=("Set up a call with {person} on {day} in the calendar.", "Schedule a meeting with {company} next {day}."),
+            held_out=(
+                "Set up a call with {person} on {day} in the calendar.",
+                "Schedule a meeting with {company} next {day}.",
+            ),
         ),
     ),
     "weather": Tool(
         ("get_weather", "weather.forecast", "weather"),
-        phrases("Looks up the weather forecast", "forecast for a town", "rain and temperature", held_out=("weather for a town",)),
+        phrases(
+            "Looks up the weather forecast",
+            "forecast for a town",
+            "rain and temperature",
+            held_out=("weather for a town",),
+        ),
         phrases(
             "Will it rain in {place} on {day}?",
             "How warm is it in {place}?",
@@ -56,7 +74,12 @@ TOOLS: dict[str, Tool] = {
     ),
     "search_web": Tool(
         ("search_web", "web.search", "browse", "search"),
-        phrases("Searches the internet", "finds pages on the web", "looks something up online", held_out=("searches the web",)),
+        phrases(
+            "Searches the internet",
+            "finds pages on the web",
+            "looks something up online",
+            held_out=("searches the web",),
+        ),
         phrases(
             "Find news about {company} on the internet.",
             "Look up online who runs {company}.",
@@ -67,7 +90,9 @@ TOOLS: dict[str, Tool] = {
     ),
     "translate": Tool(
         ("translate_text", "translator", "translate"),
-        phrases("Translates a text", "turns a text into another language", held_out=("translates into another language",)),
+        phrases(
+            "Translates a text", "turns a text into another language", held_out=("translates into another language",)
+        ),
         phrases(
             "Say this in French.",
             "What does this letter mean in English?",
@@ -122,7 +147,11 @@ TOOLS: dict[str, Tool] = {
     ),
     "database": Tool(
         ("query_database", "sql.run", "lookup_record"),
-        phrases("Reads a record of the company database", "looks up orders and customers", held_out=("looks up a customer record",)),
+        phrases(
+            "Reads a record of the company database",
+            "looks up orders and customers",
+            held_out=("looks up a customer record",),
+        ),
         phrases(
             "Which orders did customer {code} place?",
             "Look up the record of customer {person}.",
@@ -284,9 +313,7 @@ def listed_tool_choice(rng: random.Random, split: Split) -> Example:
         state: Any = {"tools": dict(rows), "request": request}
     else:
         state = "Tools:\n" + "\n".join(f"{name} - {text}" for name, text in rows) + f"\nRequest: {request}"
-    return choice(
-        rng, split, "tools", state, _WHICH_LISTED.draw(rng, split), [(name, None) for name in names], target
-    )
+    return choice(rng, split, "tools", state, _WHICH_LISTED.draw(rng, split), [(name, None) for name in names], target)
 
 
 def tool_noul(rng: random.Random, split: Split) -> Example:

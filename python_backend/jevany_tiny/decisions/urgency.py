@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from jevany_tiny.decisions.example import Example, choice, noul, score
 from jevany_tiny.decisions.phrases import Phrases, Split, belongs_to, fill, phrases, pick
+from jevany_tiny.decisions.routing import any_issue
 from jevany_tiny.decisions.scene import among, distractor_count
 
 
@@ -20,12 +21,21 @@ class Rung:
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """Levels in rising order and the questions that ask for them."""
+    """Levels in rising order and the questions that ask for them.
+
+    Attributes:
+        name: What it measures.
+        rungs: Its levels.
+        questions: Frames with the slot `focus`.
+        short: Three bare names each, for the lowest level, a middle one and the highest.
+        about_customers: Whether its sentences may stand beside any complaint or wish of a customer.
+    """
 
     name: str
     rungs: tuple[Rung, ...]
     questions: Phrases
-    short: tuple[tuple[str, ...], ...]
+    short: tuple[tuple[str, ...], ...] = ()
+    about_customers: bool = False
 
 
 def _rung(levels: Phrases, texts: Phrases) -> Rung:
@@ -114,6 +124,7 @@ URGENCY = Ladder(
         ("low priority", "normal priority", "high priority"),
         ("not urgent", "somewhat urgent", "very urgent"),
     ),
+    about_customers=True,
 )
 
 SEVERITY = Ladder(
@@ -177,7 +188,6 @@ SEVERITY = Ladder(
         "How far does the problem in {focus} reach?",
         held_out=("How many people are affected in {focus}?", "How severe is the problem in {focus}?"),
     ),
-    (),
 )
 
 MOOD = Ladder(
@@ -306,7 +316,6 @@ PROGRESS = Ladder(
         "How complete is the task in {focus}?",
         held_out=("What is the progress in {focus}?", "How far along is the task in {focus}?"),
     ),
-    (),
 )
 
 LADDERS = (URGENCY, URGENCY, SEVERITY, MOOD, PROGRESS)
@@ -331,7 +340,11 @@ def _rungs(rng: random.Random, split: Split, ladder: Ladder, smallest: int) -> l
 
 
 def _text(rng: random.Random, split: Split, ladder: Ladder, rung: int) -> str:
-    return fill(rng, split, ladder.rungs[rung].texts.draw(rng, split))
+    text = fill(rng, split, ladder.rungs[rung].texts.draw(rng, split))
+    if ladder.about_customers and rng.random() < 0.35:
+        issue = any_issue(rng, split)
+        return f"{issue} {text}" if rng.random() < 0.7 else f"{text} {issue}"
+    return text
 
 
 def _scene(rng: random.Random, split: Split, ladder: Ladder, rungs: list[int], target: int) -> tuple[object, str, bool]:

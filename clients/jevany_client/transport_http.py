@@ -1,0 +1,170 @@
+"""HTTP, on tritonclient: gevent's blocking client and aiohttp.
+
+Triton does not see that an HTTP caller has gone: what it has begun it finishes, and throws away.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import aiohttp
+import gevent
+import gevent.ssl
+import tritonclient.http as triton
+import tritonclient.http.aio as triton_aio
+from tritonclient.utils import InferenceServerException
+
+from jevany_client.address import Address
+from jevany_client.messages import Reply
+from jevany_client.transport import Stop, microseconds, reply_from, request_inputs
+
+T = TypeVar("T")
+
+
+class HttpTransport:
+    """Blocking calls from any thread.
+
+    tritonclient's blocking client runs on gevent: a connection belongs to the thread that opened it, and each thread
+    that ever used one keeps gevent's event loop, with four file descriptors, beyond its own end. So the calls run on
+    threads of the transport, as many as there are calls at once, each with one connection.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._lock = threading.Lock()
+        self._idle: list[_Worker] = []
+
+    def infer(self, model: str, request: bytes, seconds: float, stop: Stop | None) -> Reply:
+        """See `Transport.infer`. Nothing can be cancelled over HTTP."""
+        inputs = request_inputs(triton.InferInput, request)
+        return self._run(
+            lambda client: reply_from(client.infer(model, inputs, timeout=microseconds(seconds))),
+            seconds,
+        )
+
+    def model_ready(self, model: str, seconds: float) -> bool:
+        """See `Transport.model_ready`."""
+        return self._run(lambda client: client.is_model_ready(model), seconds)
+
+    def repository_index(self, seconds: float) -> list[dict[str, str]]:
+        """See `Transport.repository_index`."""
+        return self._run(lambda client: client.get_model_repository_index(), seconds)
+
+    def close(self) -> None:
+        """See `Transport.close`."""
+        with self._lock:
+            workers, self._idle = self._idle, []
+        for worker in workers:
+            worker.end()
+        for worker in workers:
+            worker.join()
+
+    def _run(self, call: Callable[[Any], T], seconds: float) -> T:
+        with self._lock:
+            worker = self._idle.pop() if self._idle else _Worker(self._address)
+        future: Future[T] = worker.start_call(call, seconds)
+        try:
+            return future.result()
+        finally:
+            if future.done():
+                with self._lock:
+                    self._idle.append(worker)
+            else:
+                # The wait was interrupted, by Ctrl-C for one. The call goes on, until its deadline at the latest.
+                worker.end()
+
+
+class _Worker(threading.Thread):
+    """A thread with one connection, which makes one call at a time."""
+
+    def __init__(self, address: Address) -> None:
+        # A daemon, so that an interrupted program need not wait for a call that nobody waits for.
+        super().__init__(name="jevany-http", daemon=True)
+        self._address = address
+        self._calls: queue.SimpleQueue[tuple[Callable[[Any], Any], float, Future[Any]] | None] = queue.SimpleQueue()
+        self.start()
+
+    def start_call(self, call: Callable[[Any], T], seconds: float) -> Future[T]:
+        """Begin a call; it is over within so many seconds."""
+        future: Future[T] = Future()
+        self._calls.put((call, seconds, future))
+        return future
+
+    def end(self) -> None:
+        """Close the connection and end the thread, after the call that is under way."""
+        self._calls.put(None)
+
+    def run(self) -> None:
+        """Make calls until `end`."""
+        client = self._open()
+        while job := self._calls.get():
+            call, seconds, future = job
+            timer = gevent.Timeout(seconds)
+            try:
+                with timer:
+                    outcome = call(client)
+            except InferenceServerException as error:
+                future.set_exception(error)  # The server's answer, so the connection is fine.
+            except BaseException as error:
+                # Whatever happened, it may have happened in the middle of an answer: the connection is of no more use.
+                client.close()
+                client = self._open()
+                future.set_exception(TimeoutError() if error is timer else error)
+            else:
+                future.set_result(outcome)
+        client.close()
+        gevent.get_hub().destroy(destroy_loop=True)
+
+    def _open(self) -> Any:
+        # The timeouts are for each step of a call. The deadline is for all of it, and in `run`.
+        return triton.InferenceServerClient(
+            self._address.target,
+            connection_timeout=None,
+            network_timeout=None,
+            ssl=self._address.encrypted,
+            ssl_context_factory=gevent.ssl.create_default_context,
+        )
+
+
+class AsyncHttpTransport:
+    """Calls from one event loop, at most 100 at a time; others wait for a connection.
+
+    A call whose task is cancelled closes its connection.
+    """
+
+    def __init__(self, address: Address) -> None:
+        # The deadline is the caller's. aiohttp checks certificates unless it is told otherwise.
+        self._triton = triton_aio.InferenceServerClient(
+            address.target, conn_timeout=None, ssl=address.encrypted, ssl_context=True
+        )
+
+    async def infer(self, model: str, request: bytes, seconds: float) -> Reply:
+        """See `AsyncTransport.infer`."""
+        inputs = request_inputs(triton.InferInput, request)
+        return reply_from(await self._run(self._triton.infer(model, inputs, timeout=microseconds(seconds))))
+
+    async def model_ready(self, model: str, seconds: float) -> bool:
+        """See `AsyncTransport.model_ready`."""
+        return await self._run(self._triton.is_model_ready(model))
+
+    async def repository_index(self, seconds: float) -> list[dict[str, str]]:
+        """See `AsyncTransport.repository_index`."""
+        return await self._run(self._triton.get_model_repository_index())
+
+    async def close(self) -> None:
+        """See `AsyncTransport.close`."""
+        await self._triton.close()
+
+    @staticmethod
+    async def _run(call: Any) -> Any:
+        try:
+            return await call
+        except aiohttp.ClientResponseError as error:
+            raise _NotHttp(error.message) from error
+        except aiohttp.ClientError as error:
+            # Some of aiohttp's connection errors are no OSError.
+            raise ConnectionError(str(error)) from error
