@@ -12,6 +12,10 @@ from jevany_client.errors import Unavailable
 # Pauses before the second, third and fourth attempt, in seconds, before jitter.
 PAUSES = (0.1, 0.3, 0.9)
 
+# How long a server may take to say whether a model is ready, and the pause before it is asked again.
+PROBE_SECONDS = 5.0
+PROBE_PAUSE = 0.2
+
 # A decision is a pure function, so asking twice harms nobody. Still only these are tried again: the request did not
 # get an answer, and the next attempt may. A deadline, a full queue, a refusal or a fault would only be met again.
 RETRIED = (Unavailable, NotReady)

@@ -72,7 +72,7 @@ def error_from(exception: Exception, address: Address, model: str, timeout: floa
     if isinstance(exception, OSError):
         return Unavailable(f"cannot reach {address}: {exception.strerror or exception}")
     if isinstance(exception, http.client.HTTPException):
-        return Unavailable(f"{address} does not answer in HTTP: {exception or type(exception).__name__}")
+        return Unavailable(f"{address} does not answer in HTTP; is it the gRPC port?")
     return InternalError(f"{address}: the reply cannot be read: {type(exception).__name__}: {exception}")
 
 
@@ -81,11 +81,7 @@ def _error_from_reply(text: str, status: str | None, address: Address, model: st
         return _coded_error(match[1], match[2])
     # Triton's own errors have a status that several causes share; its text tells them apart.
     if "unknown model" in text:
-        return (
-            NotReady(f"{model} on {address}: {text}")
-            if "not at ready state" in text
-            else UnknownModel(f"{address} has no model {model!r}")
-        )
+        return NotReady(f"{model} on {address}: {text}") if "not at ready state" in text else _unknown(address, model)
     if "maximum queue size" in text or status in ("429", "StatusCode.RESOURCE_EXHAUSTED"):
         return Overloaded(f"{address}: {text}")
     if "timeout expired" in text or status in ("504", "StatusCode.DEADLINE_EXCEEDED"):
@@ -95,7 +91,8 @@ def _error_from_reply(text: str, status: str | None, address: Address, model: st
     if status in ("502", "503"):
         return Unavailable(f"{address} answers {status}: {text}")
     if status in ("StatusCode.UNAVAILABLE", "StatusCode.CANCELLED"):
-        return Unavailable(f"cannot reach {address}: {_CANNOT_CONNECT.sub('', text)}")
+        hint = "; is it the HTTP port?" if _CANNOT_CONNECT.match(text) and text.endswith("Socket closed") else ""
+        return Unavailable(f"cannot reach {address}: {_CANNOT_CONNECT.sub('', text)}{hint}")
     return InternalError(f"{address} answers {(status or 'nothing').removeprefix('StatusCode.')}: {text}")
 
 
@@ -107,8 +104,25 @@ def _coded_error(code: str, message: str) -> DecisionError:
     return kind(message)
 
 
+def _unknown(address: Address, model: str) -> UnknownModel:
+    return UnknownModel(f"{address} has no model {model!r}")
+
+
 def _too_late(address: Address, timeout: float) -> DeadlineExceeded:
     return DeadlineExceeded(f"no answer from {address} within {timeout:g} s")
+
+
+def not_ready(address: Address, model: str, index: list[dict[str, str]] | None) -> DecisionError:
+    """Return why a model that is not ready is not.
+
+    Args:
+        address: The server that was asked.
+        model: The model that was asked for.
+        index: The models that the server lists, None when it does not list them.
+    """
+    if index is not None and all(entry["name"] != model for entry in index):
+        return _unknown(address, model)
+    return NotReady(f"{model} on {address} is not ready")
 
 
 def about_question(error: DecisionError, identifier: str) -> DecisionError:

@@ -56,7 +56,10 @@ class Transport(Protocol):
     """
 
     def infer(self, model: str, request: bytes, seconds: float, stop: Stop | None) -> Reply:
-        """Ask one question, within so many seconds; where the protocol can, ``stop`` cancels it on the server."""
+        """Ask one question, within so many seconds.
+
+        ``stop`` ends the wait, with any exception, and cancels the call on the server where the protocol can.
+        """
         ...
 
     def model_ready(self, model: str, seconds: float) -> bool:

@@ -5,10 +5,12 @@ Triton does not see that an HTTP caller has gone: what it has begun it finishes,
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from typing import Any, TypeVar
 
 import aiohttp
@@ -16,6 +18,7 @@ import gevent
 import gevent.ssl
 import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
+from geventhttpclient.response import HTTPConnectionClosed
 from tritonclient.utils import InferenceServerException
 
 from jevany_client.address import Address
@@ -37,13 +40,13 @@ class HttpTransport:
         self._address = address
         self._lock = threading.Lock()
         self._idle: list[_Worker] = []
+        self._closed = False
 
     def infer(self, model: str, request: bytes, seconds: float, stop: Stop | None) -> Reply:
-        """See `Transport.infer`. Nothing can be cancelled over HTTP."""
+        """See `Transport.infer`."""
         inputs = request_inputs(triton.InferInput, request)
         return self._run(
-            lambda client: reply_from(client.infer(model, inputs, timeout=microseconds(seconds))),
-            seconds,
+            lambda client: reply_from(client.infer(model, inputs, timeout=microseconds(seconds))), seconds, stop
         )
 
     def model_ready(self, model: str, seconds: float) -> bool:
@@ -57,24 +60,29 @@ class HttpTransport:
     def close(self) -> None:
         """See `Transport.close`."""
         with self._lock:
+            self._closed = True
             workers, self._idle = self._idle, []
         for worker in workers:
             worker.end()
         for worker in workers:
             worker.join()
 
-    def _run(self, call: Callable[[Any], T], seconds: float) -> T:
+    def _run(self, call: Callable[[Any], T], seconds: float, stop: Stop | None = None) -> T:
         with self._lock:
             worker = self._idle.pop() if self._idle else _Worker(self._address)
-        future: Future[T] = worker.start_call(call, seconds)
+        future = worker.start_call(call, seconds)
+        if stop is not None:
+            stop.on_set(future.cancel)
         try:
             return future.result()
         finally:
-            if future.done():
-                with self._lock:
+            # The wait can end before the call does: given up, or interrupted by Ctrl-C. Then nobody else may use this
+            # connection, and the call goes on for itself, until its deadline at the latest.
+            with self._lock:
+                reusable = future.done() and not future.cancelled() and not self._closed
+                if reusable:
                     self._idle.append(worker)
-            else:
-                # The wait was interrupted, by Ctrl-C for one. The call goes on, until its deadline at the latest.
+            if not reusable:
                 worker.end()
 
 
@@ -100,24 +108,40 @@ class _Worker(threading.Thread):
 
     def run(self) -> None:
         """Make calls until `end`."""
-        client = self._open()
+        client = None
         while job := self._calls.get():
             call, seconds, future = job
             timer = gevent.Timeout(seconds)
             try:
                 with timer:
+                    client = client or self._open()
                     outcome = call(client)
+                failure = None
             except InferenceServerException as error:
-                future.set_exception(error)  # The server's answer, so the connection is fine.
+                failure = error  # The server's answer, so the connection is fine.
             except BaseException as error:
-                # Whatever happened, it may have happened in the middle of an answer: the connection is of no more use.
-                client.close()
-                client = self._open()
-                future.set_exception(TimeoutError() if error is timer else error)
-            else:
-                future.set_result(outcome)
-        client.close()
+                # It may have happened in the middle of an answer: the connection is of no more use.
+                if client is not None:
+                    client.close()
+                    client = None
+                failure = self._plain(error, timer)
+            # Nobody waits for a call that was given up.
+            with contextlib.suppress(InvalidStateError):
+                if failure is None:
+                    future.set_result(outcome)
+                else:
+                    future.set_exception(failure)
+        if client is not None:
+            client.close()
         gevent.get_hub().destroy(destroy_loop=True)
+
+    @staticmethod
+    def _plain(error: BaseException, timer: gevent.Timeout) -> BaseException:
+        if error is timer:
+            return TimeoutError()
+        if isinstance(error, HTTPConnectionClosed):
+            return ConnectionResetError("the connection was closed before an answer")
+        return error
 
     def _open(self) -> Any:
         # The timeouts are for each step of a call. The deadline is for all of it, and in `run`.
@@ -164,7 +188,7 @@ class AsyncHttpTransport:
         try:
             return await call
         except aiohttp.ClientResponseError as error:
-            raise _NotHttp(error.message) from error
+            raise http.client.HTTPException(error.message) from error
         except aiohttp.ClientError as error:
             # Some of aiohttp's connection errors are no OSError.
             raise ConnectionError(str(error)) from error

@@ -74,7 +74,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=1024, help="rows in a step")
     parser.add_argument("--rate", type=float, default=2e-3, help="peak learning rate of the base")
     parser.add_argument("--adapter-rate", type=float, default=2e-3, help="peak learning rate of the adapters")
-    parser.add_argument("--language-weight", type=float, default=0.3, help="weight of next-token prediction at first")
+    parser.add_argument("--language-weight", type=float, default=0.0, help="weight of next-token prediction at first")
     parser.add_argument("--workers", type=int, default=max(0, (os.cpu_count() or 1) - 4), help="processes making rows")
     parser.add_argument("--threads", type=int, default=0, help="threads of torch on the CPU; 0 leaves its default")
     parser.add_argument("--kernels", choices=("auto", "torch"), default="auto", help="torch: the reference delta rule")
@@ -284,6 +284,8 @@ def _fit(
                 f"language {mean[1]:.3f}  accuracy {mean[2]:.3f}  rate {rate * factor:.2e}",
                 flush=True,
             )
+            if not math.isfinite(mean[0]):
+                raise FloatingPointError(f"the loss is {mean[0]} after {done} steps; try a lower rate")
             sums.zero_()
             reported, last_reported = now, done
         if done % 1000 == 0:

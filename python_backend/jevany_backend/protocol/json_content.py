@@ -11,7 +11,7 @@ from jevany_backend.protocol.errors import InvalidRequest, TooLong
 
 JSON: TypeAlias = "str | int | float | bool | list[JSON] | dict[str, JSON] | None"
 
-MAX_REQUEST_BYTES = 4 * 1024 * 1024
+MAX_REQUEST_BYTES = 2 * 1024 * 1024
 MAX_DEPTH = 100
 
 

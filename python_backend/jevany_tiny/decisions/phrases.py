@@ -70,9 +70,9 @@ _FIRST_NAMES = split_words(
 )
 
 _CITIES = split_words(
-    "London Paris Madrid Rome Vienna Oslo Lima Cairo Delhi Tokyo Seoul Dublin Prague Lisbon Athens Boston Denver "
-    "Austin Quito Dakar Accra Nairobi Hanoi Manila Perth Zurich Geneva Turin Porto Ghent Malmo Bergen Riga Krakow "
-    "Berlin Toronto Chicago Seattle Dallas Miami Bogota Santiago Lagos Tunis Amman Doha Mumbai Osaka Busan Sydney Auckland"
+    "London Paris Madrid Rome Vienna Oslo Lima Cairo Delhi Tokyo Seoul Dublin Prague Lisbon Athens Boston Malmo "
+    "Denver Austin Quito Dakar Accra Nairobi Hanoi Manila Perth Zurich Geneva Turin Porto Ghent Riga Krakow "
+    "Berlin Toronto Chicago Seattle Dallas Miami Bogota Santiago Lagos Sydney Tunis Amman Doha Mumbai Osaka Busan Auckland"
 )
 
 _COMPANY_ENDINGS = ("Ltd", "Labs", "Foods", "Group", "Systems", "Media", "Works", "Partners", "Logistics", "Energy")
@@ -136,9 +136,9 @@ _ADJECTIVES = split_words(
     "small large grey blue red green black white light heavy folding wooden steel cotton wireless used new"
 )
 _THINGS = split_words(
-    "kettle|desk lamp|coffee grinder|pair of headphones|phone case|office chair|water bottle|backpack|keyboard|winter "
-    "jacket|blender|camera|tent|mirror|bookshelf|monitor|printer|pair of shoes|garden table|toaster|watch|speaker|bike "
-    "pump|suitcase|sofa|rug|fan|clock|drill|router",
+    "kettle|desk lamp|coffee grinder|pair of headphones|phone case|office chair|water bottle|backpack|keyboard|"
+    "winter jacket|blender|camera|tent|mirror|bookshelf|monitor|printer|pair of shoes|garden table|toaster|watch|"
+    "speaker|bike pump|suitcase|sofa|rug|fan|clock|drill|router",
     "|",
 )
 _MONTHS = split_words("January February March April May June July August September October November December")
@@ -209,3 +209,42 @@ class _Slots(dict[str, str]):
 def fill(rng: random.Random, split: Split, frame: str, **given: str) -> str:
     """Fills the slots of a frame, from `given` or else afresh."""
     return frame.format_map(_Slots(rng, split, given)) if "{" in frame else frame
+
+
+_LEADS = (
+    "It seems that",
+    "To be honest:",
+    "As I said,",
+    "I think",
+    "So,",
+    "Sorry, but",
+    "Once more:",
+    "Well,",
+    "Just to say:",
+    "Look,",
+    "Hm,",
+    "By the way,",
+)
+
+
+def roughened(rng: random.Random, split: Split, text: str) -> str:
+    """Returns a training sentence as hasty people write it: words missing, cut short, or led in.
+
+    A sentence that is never twice the same is not learnt by heart; what is left to learn are the words that carry its
+    meaning. Held-out sentences stay as they are.
+    """
+    kind = rng.random()
+    if split == "heldout" or kind < 0.35:
+        return text
+    if kind < 0.5:
+        lead = pick(rng, _LEADS)
+        return f"{lead} {text}" if lead[-1] == ":" else f"{lead} {text[:1].lower()}{text[1:]}"
+    words = text.split(" ")
+    if kind < 0.85:
+        share = 0.1 + 0.2 * rng.random()
+        kept = [word for word in words if rng.random() > share]
+    else:
+        length = max(3, round(len(words) * (0.5 + 0.4 * rng.random())))
+        start = rng.randint(0, max(0, len(words) - length))
+        kept = words[start : start + length]
+    return " ".join(kept if len(kept) > 2 else words)

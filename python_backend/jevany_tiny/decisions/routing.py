@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 
 from jevany_tiny.decisions.example import Example, choice, noul, option_set
-from jevany_tiny.decisions.phrases import Phrases, Split, coined_name, distinct, fill, phrases, pick
+from jevany_tiny.decisions.phrases import Phrases, Split, coined_name, distinct, fill, phrases, pick, roughened
 from jevany_tiny.decisions.scene import among, distractor_count
 
 
@@ -595,12 +595,12 @@ def _text(rng: random.Random, split: Split, issue: Issue) -> str:
         frames += [second] if second not in frames else []
     if rng.random() < 0.2:
         frames.insert(rng.randint(0, len(frames)), _TONE.draw(rng, split))
-    return fill(rng, split, " ".join(frames))
+    return fill(rng, split, " ".join(roughened(rng, split, frame) for frame in frames))
 
 
 def any_issue(rng: random.Random, split: Split) -> str:
     """Returns what a customer writes about one thing or another."""
-    return fill(rng, split, pick(rng, _ISSUES)[1].texts.draw(rng, split))
+    return fill(rng, split, roughened(rng, split, pick(rng, _ISSUES)[1].texts.draw(rng, split)))
 
 
 def _of_department(rng: random.Random, split: Split, key: str) -> str:

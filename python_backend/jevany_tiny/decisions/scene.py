@@ -90,7 +90,7 @@ _SETTLED = phrases(
         "Today: {now}\nOlder, {done} {before}: {past}",
         'My older note said "{past}" and it is {done}. What is still open is this: {now}',
         '{now} Please ignore "{past}", which is already {done}.',
-        "My request from {before} is {done}: {past} Now it is something else. {now}",
+        "My request {before} is {done}: {past} Now it is something else. {now}",
     ),
 )
 _THIS = phrases(
@@ -269,4 +269,4 @@ def among(rng: random.Random, split: Split, text: str, others: Sequence[str]) ->
 
 def distractor_count(rng: random.Random) -> int:
     """How many other messages a scene has."""
-    return pick(rng, (0, 0, 1, 1, 1, 1, 1, 2, 2, 3))
+    return pick(rng, (0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 3))

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 
 from jevany_tiny.decisions.example import Example, choice, noul, option_set, score
-from jevany_tiny.decisions.phrases import Phrases, Split, fill, phrases, pick
+from jevany_tiny.decisions.phrases import Phrases, Split, fill, phrases, pick, roughened
 from jevany_tiny.decisions.scene import Scene, alone, among, distractor_count
 
 
@@ -186,7 +186,7 @@ _RISK_KEYS = ("legitimate", "advertising", "phishing")
 
 
 def _text(rng: random.Random, split: Split, key: str) -> str:
-    return fill(rng, split, KINDS[key].texts.draw(rng, split))
+    return fill(rng, split, roughened(rng, split, KINDS[key].texts.draw(rng, split)))
 
 
 def _scene(rng: random.Random, split: Split, key: str, others: list[str]) -> Scene:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jevany_tiny.decisions.example import Example, choice, noul, option_set
-from jevany_tiny.decisions.phrases import Phrases, Split, coined_name, distinct, fill, phrases, pick
+from jevany_tiny.decisions.phrases import Phrases, Split, coined_name, distinct, fill, phrases, pick, roughened
 from jevany_tiny.decisions.scene import among, distractor_count
 
 
@@ -263,7 +263,7 @@ _WHICH_LISTED = phrases(
 
 
 def _text(rng: random.Random, split: Split, key: str) -> str:
-    return fill(rng, split, TOOLS[key].texts.draw(rng, split))
+    return fill(rng, split, roughened(rng, split, TOOLS[key].texts.draw(rng, split)))
 
 
 def _state(rng: random.Random, split: Split, key: str, others: list[str]) -> tuple[Any, str]:

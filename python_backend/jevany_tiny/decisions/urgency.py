@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 
 from jevany_tiny.decisions.example import Example, choice, noul, score
-from jevany_tiny.decisions.phrases import Phrases, Split, belongs_to, fill, phrases, pick
+from jevany_tiny.decisions.phrases import Phrases, Split, belongs_to, fill, phrases, pick, roughened
 from jevany_tiny.decisions.routing import any_issue
 from jevany_tiny.decisions.scene import among, distractor_count
 
@@ -340,7 +340,7 @@ def _rungs(rng: random.Random, split: Split, ladder: Ladder, smallest: int) -> l
 
 
 def _text(rng: random.Random, split: Split, ladder: Ladder, rung: int) -> str:
-    text = fill(rng, split, ladder.rungs[rung].texts.draw(rng, split))
+    text = fill(rng, split, roughened(rng, split, ladder.rungs[rung].texts.draw(rng, split)))
     if ladder.about_customers and rng.random() < 0.35:
         issue = any_issue(rng, split)
         return f"{issue} {text}" if rng.random() < 0.7 else f"{text} {issue}"

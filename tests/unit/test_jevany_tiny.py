@@ -1,0 +1,385 @@
+"""The data, the tokenizer and the files of the tiny models."""
+
+import datetime
+import itertools
+import json
+import random
+import re
+from collections import Counter, defaultdict
+
+import numpy as np
+import pytest
+
+from jevany_backend.encoding import MAX_LABELS, build_labels, find_delimiters, label_ids
+from jevany_backend.protocol import question_from_json, render, request_from_json
+from jevany_tiny.batches import Encoders, batches_of, training_batches
+from jevany_tiny.decisions import (
+    DOMAINS,
+    MAKERS,
+    decisions,
+    facts,
+    phrases,
+    routing,
+    scene,
+    screening,
+    take,
+    thresholds,
+    tools,
+    urgency,
+)
+from jevany_tiny.tokenizer import SplitText, save_tokenizer, texts, train_tokenizer
+
+MODULES = (facts, routing, scene, screening, thresholds, tools, urgency)
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(train_tokenizer(seed=0, examples=2_000), folder)
+    return folder
+
+
+def of(maker, split="train", count=300):
+    return itertools.islice(decisions(split, "tests", ((maker, 1),)), count)
+
+
+# Decisions. ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("split", ["train", "heldout"])
+def test_the_same_seed_gives_the_same_decisions(split):
+    assert take(split, 3, 500) == take(split, 3, 500)
+    assert take(split, 3, 50) != take(split, 4, 50)
+
+
+def test_every_domain_and_type_is_well_represented():
+    examples = take("heldout", 0, 6000)
+    domains = Counter(example.domain for example in examples)
+    kinds = Counter(example.question["type"] for example in examples)
+    assert set(domains) == set(DOMAINS)
+    assert min(domains.values()) > 0.08 * len(examples)
+    assert set(kinds) == {"noul", "choice", "score"}
+    assert min(kinds.values()) > 0.18 * len(examples)
+
+
+@pytest.mark.parametrize("split", ["train", "heldout"])
+def test_every_decision_is_a_valid_request(split):
+    for example in take(split, 1, 3000):
+        request = request_from_json(json.loads(json.dumps(example.request())))
+        options = request.questions[example.question_id].option_texts
+        assert len(options) == len(set(options)) == example.option_count
+        assert 0 <= example.label < len(options)
+        assert "{" not in render(example.state) + render(example.question["instructions"])
+
+
+@pytest.mark.parametrize("split", ["train", "heldout"])
+def test_labels_are_balanced_by_place(split):
+    counts = defaultdict(Counter)
+    for example in take(split, 2, 30_000):
+        counts[example.question["type"], example.option_count][example.label] += 1
+    for (kind, options), labels in counts.items():
+        total = labels.total()
+        if total < 400:
+            continue
+        margin = 4.5 * (total / options) ** 0.5
+        assert all(abs(labels[place] - total / options) < margin for place in range(options)), (kind, options, labels)
+
+
+def test_labels_are_balanced_by_option_name():
+    shown, right = Counter(), Counter()
+    for example in take("train", 5, 30_000):
+        for place, text in enumerate(question_from_json(example.question, "question").option_texts):
+            key = (text, example.option_count)
+            shown[key] += 1
+            right[key] += place == example.label
+    for (text, options), count in shown.items():
+        if count >= 100:
+            expected = count / options
+            assert abs(right[text, options] - expected) < 5 * expected**0.5, text
+
+
+def test_labels_are_balanced_by_question():
+    """Without the state, the words of a question say nothing about its answer."""
+    shown, yes = Counter(), Counter()
+    for example in take("train", 6, 30_000):
+        if example.question["type"] == "noul":
+            for word in set(re.findall(r"[a-z]+", example.question["instructions"].lower())):
+                shown[word] += 1
+                yes[word] += example.label
+    for word, count in shown.items():
+        if count >= 200:
+            assert abs(yes[word] / count - 0.5) < 0.16, word
+
+
+# The held-out split. ---------------------------------------------------------------------------------------------
+
+
+def pools():
+    def inside(value):
+        if isinstance(value, phrases.Phrases):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            for item in value:
+                yield from inside(item)
+        elif isinstance(value, dict):
+            yield from inside(tuple(value.values()))
+        elif hasattr(value, "__dataclass_fields__"):
+            yield from inside(tuple(getattr(value, name) for name in value.__dataclass_fields__))
+
+    for module in MODULES:
+        yield from inside([value for name, value in vars(module).items() if not name.startswith("__")])
+
+
+def test_held_out_frames_are_not_training_frames():
+    count = 0
+    for pool in pools():
+        assert pool.train
+        assert pool.held_out
+        assert not set(pool.train) & set(pool.held_out)
+        count += 1
+    assert count > 150
+
+
+@pytest.mark.parametrize("draw", [phrases.person, phrases.place, phrases.company, phrases.coined_name])
+def test_held_out_names_are_not_training_names(draw):
+    rng = random.Random(0)
+    seen = {split: {draw(rng, split) for _ in range(3000)} for split in ("train", "heldout")}
+    assert not seen["train"] & seen["heldout"]
+    assert len(seen["heldout"]) > 100
+
+
+@pytest.mark.parametrize("maker", [routing.desk_choice, tools.tool_choice])
+def test_held_out_option_sets_are_not_training_sets(maker):
+    by_split = {}
+    for split in ("train", "heldout"):
+        names = {name: key for key, tool in tools.TOOLS.items() for name in tool.names}
+        if maker is tools.tool_choice:
+            by_split[split] = {
+                frozenset(names[name] for name in example.question["criteria"]) for example in of(maker, split, 3000)
+            }
+        else:
+            by_split[split] = {frozenset(example.question["criteria"]) for example in of(maker, split, 3000)}
+    assert not by_split["train"] & by_split["heldout"]
+
+
+# Labels follow from the state. -----------------------------------------------------------------------------------
+
+
+def record(state):
+    """Reads the records of a state that is an object or a list, or returns None."""
+    while isinstance(state, dict) and not all(isinstance(value, dict) for value in state.values()):
+        inner = [value for value in state.values() if isinstance(value, (dict, list))]
+        if len(inner) != 1:
+            return None
+        state = inner[0]
+    while isinstance(state, dict) and len(state) == 1 and next(iter(state)).endswith("s") and nested(state):
+        state = next(iter(state.values()))
+    if isinstance(state, list):
+        rows = {}
+        for item in state:
+            if not isinstance(item, dict):
+                return None
+            name, *_ = item.values()
+            fields = item.get("details", item)
+            rows[str(name)] = fields
+        return rows
+    return state if isinstance(state, dict) else None
+
+
+def nested(state):
+    inner = next(iter(state.values()))
+    return isinstance(inner, list) or all(isinstance(value, dict) for value in inner.values())
+
+
+def number(value):
+    return int(re.search(r"\d+", str(value))[0])
+
+
+def named(rows, instructions):
+    return max((name for name in rows if name in instructions), key=len, default=None)
+
+
+def test_value_choices_follow_from_the_records():
+    checked = 0
+    for example in of(facts.value_choice, count=1500):
+        rows = record(example.state)
+        if rows is None:
+            continue
+        who = named(rows, example.question["instructions"])
+        key = max((key for key in rows[who] if key in example.question["instructions"]), key=len)
+        assert rows[who][key] == list(example.question["criteria"])[example.label]
+        checked += 1
+    assert checked > 300
+
+
+def test_limits_follow_from_the_records():
+    checked = 0
+    for example in of(thresholds.limit_noul, count=1500):
+        rows = record(example.state)
+        asked = example.question["instructions"]
+        if rows is None:
+            continue
+        who = named(rows, asked)
+        keys = [key for key in rows[who] if key in asked and key not in ("name", "id")]
+        if who is None or len(keys) != 1:
+            continue
+        value = number(rows[who][keys[0]])
+        limit = number(asked.replace(who, ""))
+        above = re.search(r"above|more than|greater|exceed|over ", asked) is not None
+        assert example.label == (value > limit if above else value < limit), example
+        checked += 1
+    assert checked > 300
+
+
+def test_bands_follow_from_the_records():
+    checked = 0
+    for example in of(thresholds.band_score, count=1500):
+        rows = record(example.state)
+        asked = example.question["instructions"]
+        if rows is None:
+            continue
+        who = named(rows, asked)
+        keys = [key for key in rows[who] if key in asked and key not in ("name", "id")]
+        if len(keys) != 1:
+            continue
+        value = number(rows[who][keys[0]])
+        starts = [number(text) for text in example.question["criteria"][1:]]
+        assert example.label == sum(value >= start for start in starts), example
+        checked += 1
+    assert checked > 300
+
+
+def test_dates_follow_from_the_state():
+    pattern = re.compile(r"\d{4}-\d\d-\d\d")
+    checked = 0
+    for example in of(thresholds.date_noul, count=1500):
+        asked, state = example.question["instructions"], render(example.state)
+        dates = pattern.findall(state)
+        limits = pattern.findall(asked)
+        if len(dates) != 1 or len(limits) != 1:
+            continue
+        day, limit = (datetime.date.fromisoformat(text) for text in (dates[0], limits[0]))
+        assert example.label == (day > limit if "after" in asked or "later" in asked else day < limit)
+        checked += 1
+    assert checked > 50
+
+
+def test_departments_follow_from_a_lone_message():
+    by_name = {name: department for department in routing.DEPARTMENTS.values() for name in department.names}
+    for example in of(routing.department_choice, count=1000):
+        name = list(example.question["criteria"])[example.label]
+        state = render(example.state)
+        texts_ = [text for issue in by_name[name].issues for text in issue.texts.train]
+        patterns = (re.sub(r"\\\{\w+\\\}", ".+", re.escape(text)) for text in texts_)
+        assert any(re.search(pattern, state) for pattern in patterns), example
+
+
+# Tokenizer. ------------------------------------------------------------------------------------------------------
+
+
+def test_all_labels_are_single_tokens(tokenizer_folder):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    labels = build_labels(tokenizer)
+    assert len(labels) == MAX_LABELS
+    assert labels[:3] == ["A", "B", "C"]
+    assert labels[61] == "9"
+    for label, token in zip(labels, label_ids(tokenizer, labels), strict=True):
+        assert tokenizer(f"{label}: text", add_special_tokens=False)["input_ids"][0] == token
+    assert find_delimiters(tokenizer).strings[0] == "<|fim_prefix|>"
+    assert not find_delimiters(tokenizer).added
+
+
+def test_text_survives_the_tokenizer(tokenizer_folder):
+    tokenizer = SplitText.from_folder(tokenizer_folder)
+    strange = ["Größe: 12,50 € — naïve 日本 😀\n\tx", "it's O'Brien's  two  spaces ", "ABCdef_12-x/y"]
+    for text in itertools.chain(strange, texts(take("heldout", 9, 200))):
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_a_name_is_the_same_tokens_everywhere(tokenizer_folder):
+    tokenizer = SplitText.from_folder(tokenizer_folder)
+    alone = tokenizer("Pregrund")["input_ids"]
+    for text in ("ask Pregrund about it", 'said "Pregrund"', "(Pregrund)", "- Pregrund\n"):
+        ids = tokenizer(text)["input_ids"]
+        assert any(ids[start : start + len(alone)] == alone for start in range(len(ids)))
+
+
+def test_digits_are_single_tokens(tokenizer_folder):
+    tokenizer = SplitText.from_folder(tokenizer_folder)
+    assert len(tokenizer("90210")["input_ids"]) == 5
+
+
+def test_the_tokenizer_is_deterministic():
+    assert train_tokenizer(1, 500).to_str() == train_tokenizer(1, 500).to_str()
+
+
+# Batches. --------------------------------------------------------------------------------------------------------
+
+
+def test_batches_hold_the_rows_that_are_served(tokenizer_folder):
+    encoders = Encoders(tokenizer_folder)
+    examples = take("heldout", 0, 20)
+    for readout in ("pointer", "direct-token"):
+        [batch] = batches_of(examples, encoders, readout, 20)
+        assert batch.ids.shape[1] % 32 == 0
+        for index, example in enumerate(examples):
+            row = encoders.encode(example, readout)
+            assert batch.ids[index, : len(row.ids)].tolist() == row.ids
+            assert batch.decide[index] == row.decide
+            ends = batch.option_ends[index]
+            assert ends[ends >= 0].tolist() == row.option_ends
+            assert batch.labels[index] == example.label
+
+
+def test_training_batches_depend_on_the_seed_only(tokenizer_folder):
+    encoders = Encoders(tokenizer_folder)
+    streams = [training_batches(encoders, ("pointer",), seed, 8) for seed in ("a", "a", "b")]
+    first, second, third = (list(itertools.islice(stream, 4)) for stream in streams)
+    assert all(np.array_equal(one.ids, other.ids) for one, other in zip(first, second, strict=True))
+    assert not all(np.array_equal(one.ids, other.ids) for one, other in zip(first, third, strict=True))
+
+
+def test_every_maker_has_a_weight():
+    assert all(weight > 0 for _, weight in MAKERS)
+
+
+# Training. -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(240)
+def test_a_short_training_leaves_checkpoints_that_can_be_served(tmp_path):
+    pytest.importorskip("peft")
+    import torch
+
+    from jevany_tiny.evaluate import Predictor
+    from jevany_tiny.train import main
+
+    main(["--out", str(tmp_path), "--smoke", "--threads", "1", "--workers", "0", "--steps", "2"])
+    examples = take("heldout", 0, 12)
+    for readout, mode in (("pointer", "pointer"), ("direct-token", "lm_token")):
+        predictor = Predictor(str(tmp_path / readout), str(tmp_path / "base"), torch.device("cpu"), torch.float32)
+        assert predictor.decision_mode == mode
+        for example, probabilities in zip(examples, predictor.probabilities(examples), strict=True):
+            assert probabilities.shape == (example.option_count,)
+            assert probabilities.sum() == pytest.approx(1, abs=1e-5)
+
+
+def test_the_temperature_is_the_likeliest():
+    import torch
+
+    from jevany_tiny.train import fit_temperature
+
+    torch.manual_seed(0)
+    logits = torch.randn(20_000, 4) * 2
+    labels = torch.multinomial(torch.softmax(logits, dim=-1), 1)[:, 0]
+    assert fit_temperature(logits * 3, labels) == pytest.approx(3, rel=0.05)
+
+
+def test_calibration_error_of_known_predictions():
+    from jevany_tiny.evaluate import calibration_error
+
+    confidence = np.array([0.9] * 10 + [0.6] * 10)
+    right = np.array([True] * 9 + [False] + [True] * 3 + [False] * 7)
+    assert calibration_error(confidence, right) == pytest.approx(0.15)
