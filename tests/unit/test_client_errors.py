@@ -127,10 +127,16 @@ def test_errors_of_the_way(exception: Exception, kind: type[DecisionError], says
 
 
 def test_what_may_be_tried_again() -> None:
-    again = [kind for kind in (*ERRORS_BY_CODE.values(), Unavailable, Overloaded, DeadlineExceeded, UnknownModel)]
-    assert {kind for kind in again if issubclass(kind, RETRIED)} == {Unavailable, NotReady}
-    assert all(issubclass(kind, DecisionError) for kind in again)
-    assert len({kind.code for kind in again}) == len(again)
+    kinds: list[type[DecisionError]] = [
+        *ERRORS_BY_CODE.values(),
+        Unavailable,
+        Overloaded,
+        DeadlineExceeded,
+        UnknownModel,
+    ]
+    assert {kind for kind in kinds if issubclass(kind, RETRIED)} == {Unavailable, NotReady}
+    assert all(issubclass(kind, DecisionError) for kind in kinds)
+    assert len({kind.code for kind in kinds}) == len(kinds)
 
 
 def test_an_error_is_told_by_its_question() -> None:

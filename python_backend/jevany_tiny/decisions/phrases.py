@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ Split = Literal["train", "heldout"]
 T = TypeVar("T")
 
 _HELD_OUT_SHARE = 5
+_ALTERNATIVES = re.compile(r"<([^<>]*)>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +28,11 @@ class Phrases:
         return self.train if split == "train" else self.held_out
 
     def draw(self, rng: random.Random, split: Split) -> str:
-        """Returns one frame of a split."""
-        return pick(rng, self.of(split))
+        """Returns one frame of a split, with one of the words in each `<this|that>` chosen."""
+        frame = pick(rng, self.of(split))
+        while "<" in frame:
+            frame = _ALTERNATIVES.sub(lambda match: pick(rng, match[1].split("|")), frame)
+        return frame
 
 
 def phrases(*train: str, held_out: Sequence[str]) -> Phrases:

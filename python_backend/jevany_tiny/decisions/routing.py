@@ -6,7 +6,18 @@ import random
 from dataclasses import dataclass
 
 from jevany_tiny.decisions.example import Example, choice, noul, option_set
-from jevany_tiny.decisions.phrases import Phrases, Split, coined_name, distinct, fill, phrases, pick, roughened
+from jevany_tiny.decisions.phrases import (
+    Phrases,
+    Split,
+    belongs_to,
+    capitalised,
+    coined_name,
+    distinct,
+    fill,
+    phrases,
+    pick,
+    roughened,
+)
 from jevany_tiny.decisions.scene import among, distractor_count
 
 
@@ -20,34 +31,28 @@ class Issue:
 
 @dataclass(frozen=True, slots=True)
 class Department:
-    """A department: what it may be called, how it may be described, and what it handles."""
+    """A department: what it may be called, the duties that describe it, and what it handles."""
 
     names: tuple[str, ...]
-    descriptions: Phrases
+    duties: tuple[str, ...]
     issues: tuple[Issue, ...]
 
 
 DEPARTMENTS: dict[str, Department] = {
     "billing": Department(
         ("billing", "payments", "finance", "invoices"),
-        phrases(
-            "charges, invoices and refunds",
-            "payments and money back",
-            "anything about a charge, a bill or an invoice",
-            "Charges, payments and invoices",
-            held_out=("bills, charges and money back", "payments, refunds and invoices"),
-        ),
+        ("charges", "invoices", "refunds", "payments", "money back", "bills", "double charges"),
         (
             Issue(
                 ("asking for a refund", "asking for money back", "requesting a refund"),
                 phrases(
-                    "I want my money back for the {item}.",
-                    "Please refund {amount} for order {order}.",
-                    "Can I get a refund for the {item}?",
-                    "I would like a refund of {amount}.",
-                    "Please give me back the {amount} I paid.",
-                    "I am asking for a full refund of my last payment.",
-                    "When will you refund the {item} I paid for?",
+                    "I <want|would like|need> my money back for <the|this> {item}.",
+                    "<Please|Could you please|Kindly> refund <{amount} for order {order}|order {order}|my last payment|the full price of the {item}>.",
+                    "<Can|Could|May> I <get|have> a <full |>refund <for|of> <the {item}|order {order}|{amount}|my payment>?",
+                    "I <would like|want|expect|am asking for> a <full |>refund of <{amount}|my last payment|what I paid>.",
+                    "<Please|You should> give me back the {amount} <I paid|I sent you|that I spent on the {item}>.",
+                    "When will you <refund|pay back> the {item} I <paid for|bought>?",
+                    "<Return|Pay back> my money, {amount} <in all|in total>, <please|at once>.",
                     held_out=(
                         "I would like my money back, {amount} in all.",
                         "Please refund my last payment of {amount}.",
@@ -57,25 +62,25 @@ DEPARTMENTS: dict[str, Department] = {
             Issue(
                 ("reporting a double charge", "complaining about being charged twice"),
                 phrases(
-                    "I was charged twice for the {item}.",
-                    "My card was charged {amount} two times.",
-                    "You took the same payment twice on {date}.",
-                    "There is a double charge of {amount} on my card.",
-                    "I see two identical charges for order {order}.",
-                    "Order {order} was billed twice.",
-                    "The same {amount} was taken from my account two times.",
+                    "<I was|We were|My wife was> <charged|billed> <twice|two times|double> for <the {item}|order {order}>.",
+                    "<My card|My account|Our card> was charged {amount} <two times|twice>.",
+                    "You <took|charged|billed> the same <payment|amount|{amount}> <twice|two times> on {date}.",
+                    "There <is a double charge|are two charges> of {amount} on my <card|account|bill>.",
+                    "I see two <identical|equal> <charges|payments> <for order {order}|of {amount}|on my card>.",
+                    "Order {order} was <billed|charged|paid> <twice|two times>.",
+                    "The same {amount} <was taken|went> from my <account|card> <two times|twice>.",
                     held_out=("There are two charges of {amount} on my card.", "You billed order {order} two times."),
                 ),
             ),
             Issue(
                 ("asking for an invoice", "requesting a copy of an invoice"),
                 phrases(
-                    "Could you send me the invoice for order {order}?",
-                    "I need an invoice for {amount} for our books.",
-                    "The invoice from {date} has the wrong company name on it.",
-                    "We never got the bill for {month}.",
-                    "Please correct the amount on invoice {code}.",
-                    "Where can I find my invoices for {month}?",
+                    "<Could you|Can you|Please> send me the <invoice|bill> for <order {order}|{month}|the {item}>?",
+                    "<I|We> need <an invoice|the bill|a copy of the invoice> for <{amount}|{month}|order {order}> for <our books|the tax office>.",
+                    "The <invoice|bill> from {date} has the wrong <company name|amount|date> on it.",
+                    "We never <got|received> the <bill|invoice> for <{month}|order {order}>.",
+                    "Please correct the <amount|name|date> on <invoice {code}|the last bill>.",
+                    "Where can I find my <invoices|bills> for {month}?",
                     held_out=("Please send the bill for order {order}.", "I need the {month} invoice for our books."),
                 ),
             ),
@@ -83,24 +88,18 @@ DEPARTMENTS: dict[str, Department] = {
     ),
     "shipping": Department(
         ("shipping", "delivery", "logistics", "parcels"),
-        phrases(
-            "delivery and tracking of parcels",
-            "late, lost or missing parcels",
-            "Delivery, tracking and addresses",
-            "where a parcel is and when it arrives",
-            held_out=("parcels, delivery dates and tracking", "tracking of late or lost parcels"),
-        ),
+        ("delivery", "tracking", "late parcels", "lost parcels", "parcels", "delivery dates", "delivery addresses"),
         (
             Issue(
                 ("reporting a late parcel", "asking where a parcel is"),
                 phrases(
-                    "My parcel has not arrived yet.",
-                    "Where is order {order}? It should have been here on {day}.",
-                    "The {item} was due on {date} and is still not here.",
-                    "The tracking page has not changed for {n} days.",
-                    "The delivery to {place} is {n} days late.",
-                    "I am still waiting for the {item} I ordered.",
-                    "The driver never came on {day}.",
+                    "My <parcel|package|order> <has not arrived|is not here> yet.",
+                    "Where is <order {order}|my parcel|the {item}>? It should have been here on {day}.",
+                    "The {item} was due on {date} and <is still not here|has not arrived>.",
+                    "The tracking <page|number> has not <changed|moved> for {n} days.",
+                    "The <delivery|parcel> to {place} is <{n} days|very> late.",
+                    "<I am|We are> still waiting for <the {item}|order {order}|the delivery|my parcel>.",
+                    "The driver <never came|did not come> <on {day}|with the {item}>.",
                     held_out=(
                         "The parcel with the {item} is late and has not arrived.",
                         "I am still waiting for the delivery of order {order}.",
@@ -110,11 +109,11 @@ DEPARTMENTS: dict[str, Department] = {
             Issue(
                 ("asking to change the delivery address", "giving a new delivery address"),
                 phrases(
-                    "Please deliver the {item} to {place} instead.",
-                    "I have moved, so send order {order} to my new address in {place}.",
-                    "The address on my order is wrong.",
-                    "Can you change the delivery address of order {order}?",
-                    "I typed the wrong street for the delivery.",
+                    "Please <deliver|send|ship> <the {item}|order {order}|my parcel> to {place} instead.",
+                    "I have moved, so <send|ship> <order {order}|the {item}> to my new address in {place}.",
+                    "The address on <my order|order {order}|the parcel> is wrong.",
+                    "<Can you|Please|I want to> change the <delivery |>address of <order {order}|my parcel>.",
+                    "I <typed|gave> the wrong street for the <delivery|parcel>.",
                     held_out=(
                         "Please change the address of order {order} to {place}.",
                         "Send the {item} to my new address.",
@@ -124,11 +123,12 @@ DEPARTMENTS: dict[str, Department] = {
             Issue(
                 ("saying that a parcel is lost", "reporting a missing parcel"),
                 phrases(
-                    "The tracking says delivered but I never got the parcel.",
-                    "My parcel seems to be lost.",
-                    "The carrier lost the {item}.",
-                    "The parcel was marked as delivered but nothing was there.",
-                    "Nobody knows where the parcel with order {order} went.",
+                    "The tracking says delivered but <I never got the parcel|nothing was there>.",
+                    "<My parcel|Order {order}|The {item}> seems to be lost.",
+                    "The <carrier|driver|courier> lost <the {item}|my parcel|order {order}>.",
+                    "<The parcel|Order {order}> was marked as delivered but <nothing was there|it was never here>.",
+                    "<Nobody knows|I do not know> where the parcel with <order {order}|the {item}> went.",
+                    "I think <the carrier lost my parcel|my parcel is lost>.",
                     held_out=(
                         "The carrier says delivered, but the parcel was never here.",
                         "I think order {order} is lost.",
@@ -139,45 +139,40 @@ DEPARTMENTS: dict[str, Department] = {
     ),
     "returns": Department(
         ("returns", "exchanges", "warranty", "quality"),
-        phrases(
-            "damaged, wrong or unwanted goods",
-            "sending goods back and exchanges",
-            "Items that are broken, wrong or do not fit",
-            "broken or wrong items",
-            held_out=("goods that are broken, damaged or wrong", "exchange of wrong or unwanted items"),
-        ),
+        ("damaged goods", "wrong items", "broken items", "exchanges", "unwanted goods", "sending things back"),
         (
             Issue(
                 ("reporting a damaged item", "saying that something arrived broken"),
                 phrases(
-                    "The {item} arrived broken.",
-                    "The {item} has a crack in it.",
-                    "The box was crushed and the {item} is damaged.",
-                    "When I opened the box the {item} was in pieces.",
-                    "One part of the {item} is broken.",
-                    "The {item} came with a scratch on it.",
+                    "The {item} <arrived|came> <broken|damaged>.",
+                    "<The {item} has|There is> a <crack|hole|scratch> in it.",
+                    "The box was <crushed|open> and the {item} is <damaged|broken>.",
+                    "When I opened the box the {item} was <in pieces|broken|cracked>.",
+                    "One <part|side|corner> of the {item} is <broken|cracked|damaged>.",
+                    "The <new |>{item} came with a <scratch|crack> on it.",
                     held_out=("The {item} was damaged when I opened the box.", "There is a crack in the new {item}."),
                 ),
             ),
             Issue(
                 ("saying that the wrong item came", "reporting a wrong item"),
                 phrases(
-                    "I ordered one thing and got a {item} instead.",
-                    "You sent me the wrong {item}.",
-                    "This is not the {item} I ordered.",
-                    "The {item} has the wrong colour.",
-                    "I got a different {item} from the one I ordered.",
+                    "I ordered <one thing|something else> and <got|received> a {item} instead.",
+                    "You sent <me|us> the wrong <{item}|thing|model>.",
+                    "This is not <the {item}|what> I ordered.",
+                    "The {item} <you sent |>has the wrong <colour|size>.",
+                    "I <got|received> a different {item} from the one I ordered.",
+                    "The {item} is <the wrong one|not the one I ordered>.",
                     held_out=("The {item} you sent is the wrong one.", "I got a {item}, which is not what I ordered."),
                 ),
             ),
             Issue(
                 ("asking for an exchange", "asking to swap an item"),
                 phrases(
-                    "The {item} is too big, can I swap it for a smaller one?",
-                    "I would like to exchange the {item} for another size.",
-                    "How do I send the {item} back?",
-                    "I do not like the {item} and want to return it.",
-                    "The {item} does not fit, please exchange it.",
+                    "The {item} is too <big|small|long|short>, can I <swap|exchange> it for a <smaller|larger> one?",
+                    "I <would like|want> to <exchange|swap> the {item} for another <size|colour>.",
+                    "How <do I|can I> send <the {item}|it> back?",
+                    "I do not like the {item} and want to <return it|send it back>.",
+                    "The {item} does not fit, <please exchange it|I need another size>.",
                     held_out=(
                         "Can I exchange the {item}? It is too small.",
                         "I want to send back the {item} for another size.",
@@ -188,22 +183,16 @@ DEPARTMENTS: dict[str, Department] = {
     ),
     "technical": Department(
         ("technical", "engineering", "tech support", "technical support"),
-        phrases(
-            "errors, crashes and broken features",
-            "bugs in the app or the website",
-            "Something in the product does not work",
-            "crashes and error messages",
-            held_out=("errors and bugs in the product", "features of the app that do not work"),
-        ),
+        ("errors", "crashes", "bugs in the app", "broken features", "error messages", "slow pages"),
         (
             Issue(
                 ("reporting a crash", "saying that the app crashes"),
                 phrases(
-                    "The {app} crashes every time I open it.",
-                    "The {app} closes by itself after a few seconds.",
-                    "Since the update the {app} crashes.",
-                    "The {app} freezes when I press save.",
-                    "The {app} stops responding and then closes.",
+                    "The {app} <crashes|closes|freezes> <every time|whenever> I open it.",
+                    "The {app} closes by itself <after a few seconds|all the time>.",
+                    "Since <the update|{day}|yesterday> the {app} <crashes|freezes>.",
+                    "The {app} <freezes|crashes|hangs> when I <press save|log out|open it>.",
+                    "The {app} stops responding and then <closes|crashes>.",
                     held_out=(
                         "When I open the {app} it freezes and crashes.",
                         "Since {day} the {app} closes by itself.",
@@ -213,21 +202,21 @@ DEPARTMENTS: dict[str, Department] = {
             Issue(
                 ("reporting an error message", "reporting an error"),
                 phrases(
-                    "I get error {n} on the {app}.",
-                    "The {app} shows an error message.",
+                    "<I get|We get|It gives me> error <{n}|code {code}> on the {app}.",
+                    "The {app} <shows|gives> <me |>an error <message|code>.",
                     "The {app} only says that something went wrong.",
-                    "Error code {code} comes up when I upload a file.",
-                    "Every upload on the {app} fails with an error.",
+                    "<Error code {code}|An error message> comes up when I <upload a file|press save>.",
+                    "Every <upload|download|search> on the {app} <fails|ends> with an error.",
                     held_out=("The {app} gives me error code {code}.", "When I press save an error message comes up."),
                 ),
             ),
             Issue(
                 ("saying that the service is slow", "reporting a slow page"),
                 phrases(
-                    "The {app} is very slow since {day}.",
-                    "It takes {n} minutes to load the {app}.",
-                    "Pages load far too slowly.",
-                    "The {app} takes ages to open.",
+                    "The {app} is <very|far too|so> slow since <{day}|the update>.",
+                    "It takes {n} minutes to <load|open> the {app}.",
+                    "<Pages load|The {app} loads> far too slowly.",
+                    "The {app} takes <ages|{n} minutes|far too long> to <open|load>.",
                     held_out=("Since the update the {app} is far too slow.", "The {app} takes {n} minutes to open."),
                 ),
             ),
@@ -235,23 +224,19 @@ DEPARTMENTS: dict[str, Department] = {
     ),
     "account": Department(
         ("account", "login", "identity", "profile"),
-        phrases(
-            "login, password and profile",
-            "users who cannot sign in",
-            "Passwords, sign-in and personal details",
-            "access to an account",
-            held_out=("sign-in, passwords and profile details", "users who cannot get into an account"),
-        ),
+        ("login", "passwords", "sign-in", "profile details", "users who cannot get in", "locked accounts"),
         (
             Issue(
                 ("asking for a password reset", "unable to sign in"),
                 phrases(
-                    "I forgot my password.",
-                    "I cannot sign in to my account.",
-                    "The password reset link does not come.",
+                    "I <forgot|lost> my password.",
+                    "I cannot <sign in|log in|get> <to|into> my account.",
+                    "The password reset <link|mail> does not come.",
                     "My account is locked after {n} wrong passwords.",
-                    "The login code never comes to my phone.",
-                    "I am locked out of my profile.",
+                    "The login code never <comes|came> to my phone.",
+                    "I am locked out of my <profile|account>.",
+                    "<Please reset|My login does not accept> my password.",
+                    "My password is <not accepted|wrong>.",
                     held_out=(
                         "My password is not accepted and I am locked out.",
                         "I cannot sign in, please reset my password.",
@@ -261,10 +246,11 @@ DEPARTMENTS: dict[str, Department] = {
             Issue(
                 ("asking to change profile details", "asking to change an e-mail address"),
                 phrases(
-                    "Please change the e-mail address of my account.",
-                    "I have a new phone number for my profile.",
-                    "My name is spelled wrong in my profile.",
+                    "Please change the <e-mail address|phone number|name> <of my account|in my profile>.",
+                    "I have a new <phone number|e-mail address> for my <profile|account>.",
+                    "My name is <spelled wrong|wrong> in my <profile|account>.",
                     "I got married and need to change my last name in the profile.",
+                    "The <phone number|e-mail address|birthday> in my profile is <wrong|old>.",
                     held_out=(
                         "Please change the phone number of my account.",
                         "The e-mail address in my profile is wrong.",
@@ -275,31 +261,25 @@ DEPARTMENTS: dict[str, Department] = {
     ),
     "sales": Department(
         ("sales", "quotes", "new business", "presales"),
-        phrases(
-            "prices, quotes and new orders",
-            "questions before buying",
-            "Offers, discounts and upgrades",
-            "customers who want to buy more",
-            held_out=("quotes, discounts and prices", "questions about offers before an order"),
-        ),
+        ("prices", "quotes", "discounts", "offers", "demos", "questions before buying"),
         (
             Issue(
                 ("asking for a quote", "asking about prices"),
                 phrases(
-                    "How much would {n} licences cost?",
-                    "Please send us an offer for {n} of the {item}.",
-                    "What is the price of the {plan} plan?",
-                    "Can we get a quote for {n} seats?",
-                    "We are thinking of buying {n} licences.",
+                    "<How much|What> would {n} <licences|seats> <of the {plan} plan |>cost?",
+                    "Please send <us|me> <an offer|a quote> for {n} <of the {item}|licences|seats>.",
+                    "What is the price of <the {plan} plan|{n} seats>?",
+                    "<Can we|Could I> get <a quote|an offer> for {n} <seats|licences>?",
+                    "We are thinking of buying {n} <licences|seats>.",
                     held_out=("What would {n} seats of the {plan} plan cost?", "Please send a quote for {n} licences."),
                 ),
             ),
             Issue(
                 ("asking for a discount", "asking about a discount"),
                 phrases(
-                    "Do you give a discount for schools?",
-                    "Is there a discount if we buy {n}?",
-                    "Can we get a better price for a long contract?",
+                    "<Do you give|Do you have|Is there> a discount for <schools|students|{n} licences>?",
+                    "Is there a <discount|better price> if we buy {n} <licences|of them>?",
+                    "Can we get a better price for <a long contract|schools|{n} seats>?",
                     "Do you have a student discount?",
                     held_out=("Is there a better price for schools?", "Do you have a discount for {n} licences?"),
                 ),
@@ -307,10 +287,10 @@ DEPARTMENTS: dict[str, Department] = {
             Issue(
                 ("asking for a demo", "asking for a product demo"),
                 phrases(
-                    "We would like to see a demo before we buy.",
-                    "Could someone show us the product on {day}?",
-                    "Can I try the {plan} plan before buying?",
-                    "Please book a demo for our team in {place}.",
+                    "We <would like|want> to see <a demo|the product> before we buy.",
+                    "<Could|Can> someone show us <the product|a demo> on {day}?",
+                    "<Can I|Could we|We would like to> try the <{plan} plan|product> before <buying|we buy>.",
+                    "Please book a demo for our team <in {place}|on {day}>.",
                     held_out=(
                         "Could we see a demo of the product on {day}?",
                         "We would like to try the product before we buy.",
@@ -321,30 +301,25 @@ DEPARTMENTS: dict[str, Department] = {
     ),
     "cancellation": Department(
         ("cancellation", "retention", "subscriptions", "contracts"),
-        phrases(
-            "ending or pausing a subscription",
-            "customers who want to leave",
-            "Cancelling, pausing or renewing a plan",
-            held_out=("ending, pausing or renewing a subscription", "customers who want to cancel a plan"),
-        ),
+        ("ending a subscription", "pausing a plan", "cancelling", "customers who want to leave", "renewals"),
         (
             Issue(
                 ("asking to cancel a subscription", "cancelling a plan"),
                 phrases(
-                    "Please cancel my {plan} plan.",
-                    "I want to end my subscription in {month}.",
-                    "We no longer need the service, so close our contract.",
-                    "How do I stop my subscription?",
-                    "I do not want to renew my {plan} plan.",
+                    "Please <cancel|end|stop> my {plan} <plan|subscription>.",
+                    "<I|We> want to <end|cancel|stop> <my|our> <subscription|contract> in {month}.",
+                    "We no longer need the service, so <close|cancel|end> our contract.",
+                    "How do I <stop|cancel> my <subscription|plan>?",
+                    "I do not want to renew my {plan} <plan|subscription>.",
                     held_out=("Please end my {plan} subscription.", "We want to cancel our contract in {month}."),
                 ),
             ),
             Issue(
                 ("asking to pause a subscription", "asking for a pause"),
                 phrases(
-                    "Can I pause my subscription until {month}?",
-                    "Please put my {plan} plan on hold for {n} weeks.",
-                    "I would like to pause the service for a while.",
+                    "<Can I|I want to|Please> pause my <subscription|{plan} plan> until {month}.",
+                    "<Please|Can you> put <my {plan} plan|the subscription> on hold <for {n} weeks|until {month}>?",
+                    "I would like to pause the <service|plan|subscription> for a while.",
                     held_out=("Please pause my {plan} plan until {month}.", "Can I put the subscription on hold?"),
                 ),
             ),
@@ -352,21 +327,16 @@ DEPARTMENTS: dict[str, Department] = {
     ),
     "security": Department(
         ("security", "trust and safety", "abuse", "fraud"),
-        phrases(
-            "hacked accounts and stolen data",
-            "fraud, abuse and suspicious logins",
-            "Anything that looks like an attack",
-            held_out=("fraud, attacks and hacked accounts", "suspicious logins and stolen data"),
-        ),
+        ("hacked accounts", "fraud", "suspicious logins", "stolen data", "attacks", "fake messages"),
         (
             Issue(
                 ("reporting a hacked account", "reporting a suspicious login"),
                 phrases(
-                    "Somebody hacked my account.",
+                    "<Somebody|Someone|A stranger> hacked my account<| on {day}>.",
                     "There was a suspicious login from {place}.",
-                    "A stranger used my account on {day}.",
-                    "I think someone stole my password and got in.",
-                    "I see a login from {place} that was not me.",
+                    "A stranger <used|got into> my account on {day}.",
+                    "I think <someone|somebody> stole my password and got in.",
+                    "<I see|There was> a login from {place} <that|and it> was not me.",
                     held_out=(
                         "A stranger hacked my account on {day}.",
                         "There was a login from {place}, and it was not me.",
@@ -376,10 +346,11 @@ DEPARTMENTS: dict[str, Department] = {
             Issue(
                 ("reporting fraud", "reporting a fake message"),
                 phrases(
-                    "I got a fake e-mail in your name.",
-                    "Someone pretends to work for you and asks for card numbers.",
-                    "A fake shop uses your logo.",
-                    "This looks like fraud: a caller wanted my card number in your name.",
+                    "I got a fake <e-mail|letter|call> in your name.",
+                    "<Someone|A caller> pretends to work for you and asks for card numbers.",
+                    "A fake <shop|page|e-mail> uses your logo.",
+                    "This looks like fraud: <a caller|someone> wanted my card number in your name.",
+                    "Someone sends <fake e-mails|fraud mails> <with your logo|in your name>.",
                     held_out=(
                         "Someone sends fake e-mails with your logo.",
                         "A caller pretends to work for you; it looks like fraud.",
@@ -390,29 +361,24 @@ DEPARTMENTS: dict[str, Department] = {
     ),
     "privacy": Department(
         ("privacy", "legal", "data protection", "compliance"),
-        phrases(
-            "contracts, laws and personal data",
-            "requests to delete or export personal data",
-            "Legal questions and data protection",
-            held_out=("personal data and legal questions", "laws, contracts and data protection"),
-        ),
+        ("personal data", "legal questions", "contracts", "laws", "data protection", "deletion of data"),
         (
             Issue(
                 ("asking for deletion of personal data", "asking to delete personal data"),
                 phrases(
-                    "Please delete all personal data you hold about me.",
-                    "Erase everything you know about me.",
-                    "I want my personal data removed from your files.",
+                    "Please <delete|erase> all <personal |>data you <hold|have> about me.",
+                    "<Erase|Delete|Remove> everything you <know|hold> about me.",
+                    "I want my personal data <removed|erased|deleted> from your files.",
                     held_out=("Please erase my personal data from your files.", "Delete everything you hold about me."),
                 ),
             ),
             Issue(
                 ("asking about a legal contract", "asking a legal question"),
                 phrases(
-                    "Our lawyer has a question about the contract.",
-                    "Which law applies to the agreement with {company}?",
-                    "We need a signed data protection agreement.",
-                    "Please send the terms of the contract to our lawyer.",
+                    "Our lawyer has a question about the <contract|agreement>.",
+                    "Which law applies to the <agreement with {company}|contract>?",
+                    "<We need|Our lawyer needs> a signed <data protection |>agreement.",
+                    "Please send the <terms of the contract|signed agreement> to our lawyer.",
                     held_out=("Our lawyer needs the signed agreement.", "Which law applies to the contract?"),
                 ),
             ),
@@ -420,21 +386,16 @@ DEPARTMENTS: dict[str, Department] = {
     ),
     "hiring": Department(
         ("hiring", "human resources", "careers", "recruiting"),
-        phrases(
-            "jobs and applications",
-            "people who want to work for us",
-            "Job applications and interviews",
-            held_out=("applications, interviews and jobs", "people who apply for a job"),
-        ),
+        ("jobs", "applications", "interviews", "people who want to work for us", "open positions"),
         (
             Issue(
                 ("applying for a job", "asking about a job"),
                 phrases(
-                    "I would like to apply for the job in {place}.",
-                    "Do you have an open position for a designer?",
+                    "I <would like to|want to> apply for the <job|open position> in {place}.",
+                    "Do you have <an open position|a job> for a <designer|driver|teacher><| in {place}>?",
                     "I sent my CV on {date} and wonder about the interview.",
                     "Are you hiring in {place}?",
-                    "My CV is attached for the open position.",
+                    "My CV is attached for the <open position|job in {place}>.",
                     held_out=(
                         "I apply for the open position in {place}; my CV is attached.",
                         "Do you have a job for a designer in {place}?",
@@ -445,21 +406,16 @@ DEPARTMENTS: dict[str, Department] = {
     ),
     "appointments": Department(
         ("appointments", "scheduling", "front desk", "bookings"),
-        phrases(
-            "booking and moving appointments",
-            "visits and meeting times",
-            "Dates, visits and bookings",
-            held_out=("meeting times and bookings", "moving or booking a visit"),
-        ),
+        ("bookings", "visits", "meeting times", "moving an appointment", "free appointments"),
         (
             Issue(
                 ("asking to move an appointment", "asking for a new appointment"),
                 phrases(
-                    "Can we move my appointment to {day}?",
-                    "I cannot come on {day}, please give me another time.",
-                    "I would like to book a visit on {date}.",
-                    "Is there a free appointment in {month}?",
-                    "Please move our meeting from {day} to another day.",
+                    "<Can we|Can I|I want to> move <my appointment|the visit|our meeting> to <{day}|another day>?",
+                    "I cannot come on {day}, please give me another <time|day>.",
+                    "<I would like to|Please|Can you> book <a visit|an appointment> <for me |>on <{date}|{day}>.",
+                    "Is there a free <appointment|time> in {month}?",
+                    "Please move our <meeting|visit> from {day} to another day<| in {month}>.",
                     held_out=(
                         "Please book an appointment for me on {day}.",
                         "Can I move the visit to another day in {month}?",
@@ -470,20 +426,15 @@ DEPARTMENTS: dict[str, Department] = {
     ),
     "feedback": Department(
         ("feedback", "product", "ideas", "research"),
-        phrases(
-            "ideas, wishes and praise",
-            "suggestions for new features",
-            "Feature requests and compliments",
-            held_out=("wishes and suggestions for the product", "praise, ideas and feature requests"),
-        ),
+        ("ideas", "wishes", "praise", "suggestions", "feature requests", "compliments"),
         (
             Issue(
                 ("suggesting a new feature", "making a suggestion"),
                 phrases(
-                    "It would be great if the {app} had a dark mode.",
-                    "I have an idea: let us sort the list by date.",
-                    "I wish the {app} could print labels.",
-                    "Please add a way to export the list.",
+                    "<It would be great if|I wish> <the {app} had|you could add> <a dark mode|a way to sort the list>.",
+                    "I have an idea: let us <sort|print|export> the list<| by date>.",
+                    "I wish the {app} could <print labels|sort the list|speak>.",
+                    "Please add a way to <export|sort|print> the list.",
                     held_out=(
                         "I wish the {app} had a way to sort the list.",
                         "It would be great if you could add a dark mode.",
@@ -493,9 +444,10 @@ DEPARTMENTS: dict[str, Department] = {
             Issue(
                 ("praising the service", "giving praise"),
                 phrases(
-                    "I just want to say that I love the {item}.",
+                    "I just want to say <that I love the {item}|thank you for the lovely service>.",
                     "{person} on your team did a great job, thank you!",
-                    "What a lovely service, keep it up.",
+                    "What a <lovely|great> service, keep it up.",
+                    "I love the <{item}|service|{app}>, <you did a great job|keep it up>!",
                     held_out=(
                         "I love the service, you did a great job!",
                         "I just want to say thank you for the lovely {item}.",
@@ -573,6 +525,29 @@ _WHICH_DESK = phrases(
     held_out=("Which desk on the list should handle the message?", "Following the rules, pick the desk."),
 )
 
+_ONE_DUTY = phrases(
+    "{one}",
+    "for {one}",
+    "<Handles|takes care of> {one}",
+    "anything about {one}",
+    "{one} and the like",
+    held_out=("everything about {one}", "cares for {one}"),
+)
+_SOME_DUTIES = phrases(
+    "{some} and {last}",
+    "{some} or {last}",
+    "{some}, {last}",
+    "anything about {some} or {last}",
+    "<for|handles|takes care of> {some} and {last}",
+    "everything that has to do with {some} and {last}",
+    "cares about {some} and {last}",
+    "{some} as well as {last}",
+    held_out=(
+        "anything that has to do with {some} and {last}",
+        "takes care of {some} as well as {last}",
+        "{some} and also {last}",
+    ),
+)
 _TONE = phrases(
     "Please answer today.",
     "There is no hurry.",
@@ -607,6 +582,19 @@ def _of_department(rng: random.Random, split: Split, key: str) -> str:
     return _text(rng, split, pick(rng, DEPARTMENTS[key].issues))
 
 
+def _description(rng: random.Random, split: Split, department: Department) -> str:
+    """Lists some duties, in an order that belongs to the split."""
+    while True:
+        duties = rng.sample(department.duties, rng.randint(1, 3))
+        if belongs_to(split, "|".join(duties)):
+            break
+    if len(duties) == 1:
+        return fill(rng, split, _ONE_DUTY.draw(rng, split), one=duties[0])
+    frame = _SOME_DUTIES.draw(rng, split)
+    text = fill(rng, split, frame, some=", ".join(duties[:-1]), last=duties[-1])
+    return capitalised(text) if rng.random() < 0.3 else text
+
+
 def _options(rng: random.Random, split: Split, keys: list[str]) -> list[tuple[str, str | None]]:
     described = rng.random()
     options = []
@@ -614,7 +602,7 @@ def _options(rng: random.Random, split: Split, keys: list[str]) -> list[tuple[st
         department = DEPARTMENTS[key]
         name = department.names[0] if rng.random() < 0.6 else pick(rng, department.names)
         keep = described < 0.55 or (described < 0.65 and rng.random() < 0.5)
-        options.append((name, department.descriptions.draw(rng, split) if keep else None))
+        options.append((name, _description(rng, split, department) if keep else None))
     return options
 
 
@@ -637,7 +625,7 @@ def desk_choice(rng: random.Random, split: Split) -> Example:
     keys = option_set(rng, split, _KEYS, 2, 5)
     target = pick(rng, range(len(keys)))
     desks = distinct(rng, split, len(keys), coined_name)
-    duties = [DEPARTMENTS[key].descriptions.draw(rng, split) for key in keys]
+    duties = [_description(rng, split, DEPARTMENTS[key]) for key in keys]
     message = _of_department(rng, split, keys[target])
     rows = list(zip(desks, duties, strict=True))
     rng.shuffle(rows)
@@ -678,5 +666,5 @@ def department_noul(rng: random.Random, split: Split) -> Example:
     scene = among(rng, split, _of_department(rng, split, message), [_of_department(rng, split, key) for key in others])
     department = DEPARTMENTS[asked]
     instructions = fill(rng, split, _BELONGS.draw(rng, split), name=pick(rng, department.names), focus=scene.focus)
-    descriptions = (department.descriptions.draw(rng, split), "another department")
+    descriptions = (_description(rng, split, department), "another department")
     return noul(rng, split, "routing", scene.state, instructions, answer, descriptions)

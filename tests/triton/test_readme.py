@@ -1,0 +1,73 @@
+"""Every command of the README is run: here, or by the continuous-integration script where it stands there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jevany_server.process import TritonServer
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", README, re.S) for line in block.splitlines() if line]
+SCRIPTS = re.findall(r"```python\n(.*?)```", README, re.S)
+
+# What cannot run inside the suite, and what runs it instead.
+RUN_BY_CI = {"make setup", "make test", "make lint", "make demo"}
+RUN_ELSEWHERE = {
+    "make serve MODEL=jevany-tiny": "test_lifecycle.py starts the same command and stops it",
+    "make train-tiny": "test_jevany_tiny.py runs every stage of it, a few steps long",
+}
+
+
+def _here(command: str, server: TritonServer) -> str:
+    """Point a command at the suite's server and at this interpreter's environment."""
+    command = command.replace("localhost:8000", server.http_url).replace("localhost:8001", server.grpc_url)
+    return command.replace(".venv/bin/", f"{Path(sys.executable).parent}/")
+
+
+def test_there_are_commands_and_scripts() -> None:
+    assert len(COMMANDS) > 5
+    assert SCRIPTS
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c not in RUN_ELSEWHERE])
+def test_command(command: str, server: TritonServer) -> None:
+    if command.startswith("git clone"):
+        assert "&& cd" in command  # Where a clone comes from is not known here; that it suffices, CI shows.
+    elif command in RUN_BY_CI:
+        assert f"step {command}\n" in (ROOT / ".ci" / "run").read_text()
+    else:
+        environment = {"JEVANY_URL": server.grpc_url, "PATH": "/usr/bin:/bin"}
+        result = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", _here(command, server)],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert result.returncode == 0, result.stderr
+        assert "error" not in result.stdout.lower()
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_script(script: str, server: TritonServer) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", _here(script, server)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout
+
+
+def test_every_target_is_in_the_help_and_the_help_in_the_readme() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.M))
+    listed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert set(re.findall(r"make ([a-z-]+)", listed)) == targets
+    assert set(re.findall(r"make ([a-z-]+)", README)) <= targets
