@@ -66,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Whatever the terminal's encoding, an answer must not fail to print.
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    # gRPC would log what it does about a lost connection between our own lines.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     options = _parser().parse_args(arguments)
     try:
         code = options.run(options)

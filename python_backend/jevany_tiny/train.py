@@ -72,7 +72,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=30_000, help="most steps of the base stage")
     parser.add_argument("--adapter-steps", type=int, default=4_000, help="most steps of each adapter")
     parser.add_argument("--batch", type=int, default=1024, help="rows in a step")
-    parser.add_argument("--rate", type=float, default=2e-3, help="peak learning rate of the base")
+    parser.add_argument("--rate", type=float, default=1.5e-3, help="peak learning rate of the base")
     parser.add_argument("--adapter-rate", type=float, default=2e-3, help="peak learning rate of the adapters")
     parser.add_argument("--language-weight", type=float, default=0.0, help="weight of next-token prediction at first")
     parser.add_argument("--workers", type=int, default=max(0, (os.cpu_count() or 1) - 4), help="processes making rows")

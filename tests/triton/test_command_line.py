@@ -89,11 +89,11 @@ def test_records_keep_their_order_and_id_and_fail_alone(url: str) -> None:
 
 
 def test_many_records(url: str) -> None:
-    records = [{"id": i, "state": f"ticket {i}", "questions": {"team": TEAM, "urgent": NOUL}} for i in range(100)]
+    records = [{"id": i, "state": f"ticket {i}", "questions": {"team": TEAM, "urgent": NOUL}} for i in range(20)]
     done = _run(url, "decide", "--json", stdin=_lines(*records))
     assert done.returncode == 0
-    assert [json.loads(line)["id"] for line in done.stdout.splitlines()] == list(range(100))
-    assert done.stderr.startswith("jevany: 100 of 100 answered in ")
+    assert [json.loads(line)["id"] for line in done.stdout.splitlines()] == list(range(20))
+    assert done.stderr.startswith("jevany: 20 of 20 answered in ")
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
@@ -166,9 +166,9 @@ def test_a_reader_that_has_enough_ends_the_run_quietly(
     server: TritonServer, tmp_path: Path, options: list[str]
 ) -> None:
     path = tmp_path / "many.jsonl"
-    path.write_bytes(_lines(*[{"state": i, "question": TEAM} for i in range(400)]))
+    path.write_bytes(_lines(*[{"state": i, "question": TEAM} for i in range(200)]))
     process = subprocess.Popen(
-        [*COMMAND, "decide", str(path), "--url", server.grpc_url, *options],
+        [*COMMAND, "decide", str(path), "--url", server.grpc_url, "--concurrency", "2", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
@@ -188,7 +188,9 @@ def test_ctrl_c_ends_the_run_at_once(server: TritonServer, scheme: str, tmp_path
     path.write_bytes(_lines(*[{"state": i, "question": NOUL} for i in range(20_000)]))
     url = f"{scheme}://{server.grpc_url if scheme == 'grpc' else server.http_url}"
     process = subprocess.Popen(
-        [*COMMAND, "decide", str(path), "--url", url, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*COMMAND, "decide", str(path), "--url", url, "--json", "--concurrency", "2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     assert process.stdout is not None
     assert process.stdout.readline()

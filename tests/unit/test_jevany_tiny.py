@@ -266,12 +266,33 @@ def test_dates_follow_from_the_state():
 
 def test_departments_follow_from_a_lone_message():
     by_name = {name: department for department in routing.DEPARTMENTS.values() for name in department.names}
-    for example in of(routing.department_choice, count=1000):
+
+    def pattern(frame):
+        parts = re.split(r"(<[^<>]*>|\{\w+\})", frame)
+        return "".join(
+            "(?:" + "|".join(pattern(part) for part in piece[1:-1].split("|")) + ")"
+            if piece.startswith("<")
+            else (".+" if piece.startswith("{") else re.escape(piece))
+            for piece in parts
+        )
+
+    checked = 0
+    for example in of(routing.department_choice, "heldout", count=1000):
         name = list(example.question["criteria"])[example.label]
-        state = render(example.state)
-        texts_ = [text for issue in by_name[name].issues for text in issue.texts.train]
-        patterns = (re.sub(r"\\\{\w+\\\}", ".+", re.escape(text)) for text in texts_)
-        assert any(re.search(pattern, state) for pattern in patterns), example
+        frames = [text for issue in by_name[name].issues for text in issue.texts.held_out]
+        assert any(re.search(pattern(frame), render(example.state)) for frame in frames), example
+        checked += 1
+    assert checked == 1000
+
+
+def test_held_out_sentences_use_words_that_training_knows():
+    known = set()
+    for text in texts(take("train", 8, 40_000)):
+        known.update(re.findall(r"[a-z]+", text.lower()))
+    for pool in pools():
+        for frame in pool.held_out:
+            unknown = set(re.findall(r"[a-z]+", re.sub(r"\{\w+\}", "", frame).lower())) - known
+            assert not unknown, (frame, unknown)
 
 
 # Tokenizer. ------------------------------------------------------------------------------------------------------

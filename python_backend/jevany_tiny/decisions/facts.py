@@ -18,6 +18,7 @@ from jevany_tiny.decisions.phrases import (
     phrases,
     pick,
     place,
+    thing,
 )
 from jevany_tiny.decisions.records import SUBJECTS, names, render_table
 
@@ -114,6 +115,20 @@ _IS_VALUE = phrases(
     "Is {value} the {key} of {who}?",
     "Does the record give {value} as the {key} of {who}?",
     held_out=("Is it true that {who}'s {key} is {value}?", "Does the record say that {value} is the {key} of {who}?"),
+)
+
+_MENTIONED = phrases(
+    "Which of these does the text mention?",
+    "Which one is named in the text?",
+    "Find the one that occurs in the list.",
+    "Which of these is in the record?",
+    held_out=("Which one does the record mention?", "Find the one that is named in the list."),
+)
+_IS_MENTIONED = phrases(
+    "Does the text mention {item}?",
+    "Is {item} in the list?",
+    "Does {item} occur in the record?",
+    held_out=("Is {item} named in the text?", "Does the list mention {item}?"),
 )
 
 
@@ -403,3 +418,37 @@ def catalogue_choice(rng: random.Random, split: Split) -> Example:
     target = pick(rng, range(count))
     instructions = _WHAT.draw(rng, split).format(key=field.key, who=who[target])
     return choice(rng, split, "facts", state, instructions, [(name, None) for name in options], target)
+
+
+def _items(rng: random.Random, split: Split, count: int) -> list[str]:
+    makers = (coined_name, place, person, thing)
+    drawn: dict[str, None] = {}
+    while len(drawn) < count:
+        drawn[pick(rng, makers)(rng, split)] = None
+    return list(drawn)
+
+
+def _listed(rng: random.Random, items: list[str]) -> Any:
+    items = list(items)
+    rng.shuffle(items)
+    if rng.random() < 0.3:
+        return items
+    return pick(rng, (", ", "\n", "; ", " and ")).join(items)
+
+
+def mention_choice(rng: random.Random, split: Split) -> Example:
+    """Which of some names and things a list holds."""
+    options = rng.randint(2, 4)
+    items = _items(rng, split, options + rng.randint(1, 5))
+    state = _listed(rng, items[options - 1 :])
+    pairs = [(item, None) for item in items[:options]]
+    return choice(rng, split, "facts", state, _MENTIONED.draw(rng, split), pairs, options - 1)
+
+
+def mention_noul(rng: random.Random, split: Split) -> Example:
+    """Whether a list holds a name or a thing."""
+    asked, *items = _items(rng, split, rng.randint(3, 7))
+    answer = rng.random() < 0.5
+    state = _listed(rng, [asked, *items[1:]] if answer else items)
+    instructions = _IS_MENTIONED.draw(rng, split).format(item=asked)
+    return noul(rng, split, "facts", state, instructions, answer)

@@ -47,9 +47,12 @@ DEPARTMENTS: dict[str, Department] = {
                 ("asking for a refund", "asking for money back", "requesting a refund"),
                 phrases(
                     "I <want|would like|need> my money back for <the|this> {item}.",
-                    "<Please|Could you please|Kindly> refund <{amount} for order {order}|order {order}|my last payment|the full price of the {item}>.",
-                    "<Can|Could|May> I <get|have> a <full |>refund <for|of> <the {item}|order {order}|{amount}|my payment>?",
-                    "I <would like|want|expect|am asking for> a <full |>refund of <{amount}|my last payment|what I paid>.",
+                    "<Please|Could you please|Kindly> refund <{amount} for order {order}|order {order}|my last "
+                    "payment|the full price of the {item}>.",
+                    "<Can|Could|May> I <get|have> a <full |>refund <for|of> <the {item}|order {order}|{amount}|my "
+                    "payment>?",
+                    "I <would like|want|expect|am asking for> a <full |>refund of <{amount}|my last payment|what I "
+                    "paid>.",
                     "<Please|You should> give me back the {amount} <I paid|I sent you|that I spent on the {item}>.",
                     "When will you <refund|pay back> the {item} I <paid for|bought>?",
                     "<Return|Pay back> my money, {amount} <in all|in total>, <please|at once>.",
@@ -62,7 +65,8 @@ DEPARTMENTS: dict[str, Department] = {
             Issue(
                 ("reporting a double charge", "complaining about being charged twice"),
                 phrases(
-                    "<I was|We were|My wife was> <charged|billed> <twice|two times|double> for <the {item}|order {order}>.",
+                    "<I was|We were|My wife was> <charged|billed> <twice|two times|double> for <the {item}|order "
+                    "{order}>.",
                     "<My card|My account|Our card> was charged {amount} <two times|twice>.",
                     "You <took|charged|billed> the same <payment|amount|{amount}> <twice|two times> on {date}.",
                     "There <is a double charge|are two charges> of {amount} on my <card|account|bill>.",
@@ -76,7 +80,8 @@ DEPARTMENTS: dict[str, Department] = {
                 ("asking for an invoice", "requesting a copy of an invoice"),
                 phrases(
                     "<Could you|Can you|Please> send me the <invoice|bill> for <order {order}|{month}|the {item}>?",
-                    "<I|We> need <an invoice|the bill|a copy of the invoice> for <{amount}|{month}|order {order}> for <our books|the tax office>.",
+                    "<I|We> need <an invoice|the bill|a copy of the invoice> for <{amount}|{month}|order {order}> "
+                    "for <our books|the tax office>.",
                     "The <invoice|bill> from {date} has the wrong <company name|amount|date> on it.",
                     "We never <got|received> the <bill|invoice> for <{month}|order {order}>.",
                     "Please correct the <amount|name|date> on <invoice {code}|the last bill>.",

@@ -26,6 +26,8 @@ MAKERS: tuple[tuple[Maker, float], ...] = (
     (facts.value_noul, 7),
     (facts.event_noul, 6),
     (facts.catalogue_choice, 1),
+    (facts.mention_choice, 3),
+    (facts.mention_noul, 2),
     (thresholds.limit_noul, 5),
     (thresholds.rule_noul, 3),
     (thresholds.band_choice, 3),

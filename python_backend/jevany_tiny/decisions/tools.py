@@ -109,7 +109,7 @@ TOOLS: dict[str, Tool] = {
             "Add {n} and {n}.",
             "What is {n} percent of {n}?",
             "Divide {amount} by {n}.",
-            held_out=("What is {n} times {n}, divided by {n}?", "Add {n} percent to {n}."),
+            held_out=("What is {n} times {n}? Then divide by {n}.", "Add {n} percent to {n}."),
         ),
     ),
     "flights": Tool(

@@ -84,7 +84,7 @@ URGENCY = Ladder(
             ),
         ),
         _rung(
-            phrases("needed today", "must be done today", "within hours", held_out=("must happen today",)),
+            phrases("needed today", "must be done today", "within hours", held_out=("must be done by today",)),
             phrases(
                 "I need this before the end of today.",
                 "Please answer within a few hours.",
@@ -177,7 +177,7 @@ SEVERITY = Ladder(
                 "Every customer gets the same fault.",
                 "The whole company is offline.",
                 "All offices are without the system.",
-                held_out=("The {app} is offline for every customer.", "All users everywhere are without the system."),
+                held_out=("The {app} is offline for every customer.", "All users in all offices are without the system."),
             ),
         ),
     ),
