@@ -262,11 +262,10 @@ async def _decide_many(options: argparse.Namespace, source: Source) -> int:
                         elif answer.error is not None:
                             # A parser that sees one line at a time calls each of them line 1.
                             text = answer.error.wire_text().replace(" at line 1 column ", " at column ")
-                            text = plain(f"jevany: line {answer.line}: {text}")
-                            errors.print(text, soft_wrap=True, markup=False, highlight=False)
+                            _say(f"line {answer.line}: {text}", errors)
                         bar.advance(task)
                         if tally.hopeless(answer):
-                            _say(f"stopped at line {answer.line}: every other would fail alike")
+                            _say(f"stopped at line {answer.line}: every other would fail alike", errors)
                             break
     except asyncio.CancelledError:
         tally.report()
@@ -378,5 +377,7 @@ def _opened(kind: type[C], options: argparse.Namespace, **settings: Any) -> C:
         raise UsageError(str(error)) from None
 
 
-def _say(message: str) -> None:
-    print(f"jevany: {plain(message)}", file=sys.stderr)
+def _say(message: str, console: Console | None = None) -> None:
+    # While a progress bar is shown, only its console knows where a line can go.
+    console = console or Console(stderr=True)
+    console.print(plain(f"jevany: {message}"), soft_wrap=True, markup=False, highlight=False, emoji=False)

@@ -86,4 +86,4 @@ def plain(text: str) -> str:
 
 def _print(console: Console, text: Text) -> None:
     # Whole lines, also to a file or a narrow window.
-    console.print(text, soft_wrap=True, highlight=False)
+    console.print(text, soft_wrap=True, highlight=False, emoji=False)

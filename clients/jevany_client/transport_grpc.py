@@ -44,8 +44,8 @@ class GrpcTransport:
         if stop is None:
             return reply_from(self._triton.infer(**arguments))
         outcome: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
-        # tritonclient keeps the call it starts in an attribute before it adds the callback: two threads at once would
-        # get each other's answers.
+        # tritonclient keeps the call it starts in an attribute of its client, and reads it back: two threads at once
+        # could get hold of each other's call.
         with self._starting:
             call = self._triton.async_infer(callback=lambda result, error: outcome.put((result, error)), **arguments)
         stop.on_set(call.cancel)

@@ -67,6 +67,11 @@ class HttpTransport:
         for worker in workers:
             worker.join()
 
+    def __del__(self) -> None:
+        # A client that nobody closed leaves no threads behind.
+        for worker in self._idle:
+            worker.end()
+
     def _run(self, call: Callable[[Any], T], seconds: float, stop: Stop | None = None) -> T:
         with self._lock:
             worker = self._idle.pop() if self._idle else _Worker(self._address)
@@ -121,9 +126,8 @@ class _Worker(threading.Thread):
                 failure = error  # The server's answer, so the connection is fine.
             except BaseException as error:
                 # It may have happened in the middle of an answer: the connection is of no more use.
-                if client is not None:
-                    client.close()
-                    client = None
+                self._discard(client)
+                client = None
                 failure = self._plain(error, timer)
             # Nobody waits for a call that was given up.
             with contextlib.suppress(InvalidStateError):
@@ -131,9 +135,15 @@ class _Worker(threading.Thread):
                     future.set_result(outcome)
                 else:
                     future.set_exception(failure)
-        if client is not None:
-            client.close()
+        self._discard(client)
         gevent.get_hub().destroy(destroy_loop=True)
+
+    @staticmethod
+    def _discard(client: Any) -> None:
+        # Whatever state the connection is in, the next call must not suffer from it.
+        with contextlib.suppress(Exception):
+            if client is not None:
+                client.close()
 
     @staticmethod
     def _plain(error: BaseException, timer: gevent.Timeout) -> BaseException:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import gc
 import io
 import os
 import signal
@@ -265,6 +266,17 @@ def test_threads_that_end_leave_nothing_open(quick_url: str) -> None:
                 before = len(os.listdir("/proc/self/fd"))
         assert len(os.listdir("/proc/self/fd")) <= before
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("jevany-")]
+
+
+def test_a_client_that_is_not_closed_leaves_no_threads(quick_url: str) -> None:
+    client = Client(quick_url, "stand-in")
+    assert client.decide_all("text", _questions_of(2))["answers"]
+    del client
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name.startswith("jevany-"):
+            thread.join(20)
+            assert not thread.is_alive()
 
 
 def test_both_sides_of_a_fork_use_the_client(quick_url: str) -> None:
