@@ -16,7 +16,7 @@ import numpy as np
 
 from jevany_backend.encoding import Row, RowEncoder, build_labels, find_delimiters
 from jevany_backend.protocol import question_from_json
-from jevany_tiny.decisions import Example, decisions
+from jevany_tiny.decisions import Example, lessons
 from jevany_tiny.tokenizer import SplitText
 
 Readout = Literal["pointer", "direct-token"]
@@ -96,10 +96,20 @@ def _batched(items: Iterable[Example], size: int) -> Iterator[tuple[Example, ...
         yield part
 
 
-def training_batches(encoders: Encoders, readouts: Sequence[Readout], seed: str, size: int) -> Iterator[Batch]:
-    """Yields training batches without end: rows of like length together, batches in random order."""
+def training_batches(
+    encoders: Encoders, readouts: Sequence[Readout], seed: str, size: int, ramp: int
+) -> Iterator[Batch]:
+    """Yields training batches without end: rows of like length together, batches in random order.
+
+    Args:
+        encoders: Encode the rows.
+        readouts: Which encodings the batches have, in equal shares.
+        seed: Seed of the stream.
+        size: Rows in a batch.
+        ramp: Rows until the full hardness.
+    """
     rng = random.Random(f"order/{seed}")
-    stream = decisions("train", seed)
+    stream = lessons(seed, ramp)
     while True:
         chunk: list[Batch] = []
         for readout in readouts:
@@ -115,8 +125,8 @@ def training_batches(encoders: Encoders, readouts: Sequence[Readout], seed: str,
         yield from chunk
 
 
-def _work(queue: Any, folder: Path, readouts: Sequence[Readout], seed: str, size: int) -> None:
-    for batch in training_batches(Encoders(folder), readouts, seed, size):
+def _work(queue: Any, folder: Path, readouts: Sequence[Readout], seed: str, size: int, ramp: int) -> None:
+    for batch in training_batches(Encoders(folder), readouts, seed, size, ramp):
         queue.put(batch)
 
 
@@ -131,19 +141,22 @@ class Feed:
         seed: Seed of the stream.
         size: Rows in a batch.
         workers: How many processes make batches; 0 makes them in this process.
+        ramp: Rows, of all workers together, until the full hardness; 0 for hard rows from the start.
     """
 
-    def __init__(self, tokenizer_folder: Path, readouts: Sequence[Readout], seed: str, size: int, workers: int) -> None:
+    def __init__(
+        self, tokenizer_folder: Path, readouts: Sequence[Readout], seed: str, size: int, workers: int, ramp: int = 0
+    ) -> None:
         self._processes: list[Any] = []
         if workers == 0:
-            self._batches = training_batches(Encoders(tokenizer_folder), readouts, seed, size)
+            self._batches = training_batches(Encoders(tokenizer_folder), readouts, seed, size, ramp)
             return
         # Each worker is one thread; it must not start a pool of its own for every text it splits.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         context = multiprocessing.get_context("spawn")
         queues = [context.Queue(maxsize=_CHUNK) for _ in range(workers)]
         for index, queue in enumerate(queues):
-            arguments = (queue, tokenizer_folder, tuple(readouts), f"{seed}/{index}", size)
+            arguments = (queue, tokenizer_folder, tuple(readouts), f"{seed}/{index}", size, ramp // workers)
             process = context.Process(target=_work, args=arguments, daemon=True)
             process.start()
             self._processes.append(process)

@@ -40,7 +40,7 @@ def text_config(vocabulary: int, pad_token_id: int) -> Qwen3_5TextConfig:
         linear_key_head_dim=32,
         linear_value_head_dim=32,
         linear_conv_kernel_dim=4,
-        max_position_embeddings=2048,
+        max_position_embeddings=8192,
         rope_parameters={
             "rope_type": "default",
             "rope_theta": 10_000.0,
@@ -56,10 +56,22 @@ def text_config(vocabulary: int, pad_token_id: int) -> Qwen3_5TextConfig:
 
 
 def new_base(vocabulary: int, pad_token_id: int) -> Qwen3_5TextModel:
-    """Builds the base with fresh float32 weights."""
+    """Builds the base with fresh float32 weights.
+
+    Embeddings start larger, and what is added to the residual stream smaller, than in transformers' own
+    initialisation: in so narrow a model the layers' noise would else drown the tokens.
+    """
     import torch
     from transformers import Qwen3_5TextModel
 
     config = text_config(vocabulary, pad_token_id)
     config.dtype = torch.float32
-    return Qwen3_5TextModel(config).float()
+    base = Qwen3_5TextModel(config).float()
+    with torch.no_grad():
+        for name, parameter in base.named_parameters():
+            if name == "embed_tokens.weight":
+                parameter.normal_(std=0.1)
+            elif parameter.ndim == 2:
+                adds = name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight"))
+                parameter.normal_(std=(0.5 if adds else 1.0) * parameter.shape[1] ** -0.5)
+    return base

@@ -44,10 +44,11 @@ _LANGUAGE_POSITIONS = 16_384
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line."""
     options = _parse(sys.argv[1:] if arguments is None else arguments)
-    kernels.choose(options.kernels)
     torch.manual_seed(options.seed)
     if options.threads:
         torch.set_num_threads(options.threads)
+    worst = kernels.install(torch.device(options.device))
+    print(f"delta rule: largest relative difference from the reference {worst:.1e}", flush=True)
     torch.set_float32_matmul_precision("high")
     stages = STAGES if options.stage == "all" else tuple(options.stage.split(","))
     for stage in stages:
@@ -67,23 +68,22 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--stage", default="all", help=f"all, or some of {','.join(STAGES)}")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--minutes", type=float, default=7.0, help="longest time for the base stage")
+    parser.add_argument("--minutes", type=float, default=8.0, help="longest time for the base stage")
     parser.add_argument("--adapter-minutes", type=float, default=1.5, help="longest time for each adapter")
     parser.add_argument("--steps", type=int, default=30_000, help="most steps of the base stage")
     parser.add_argument("--adapter-steps", type=int, default=4_000, help="most steps of each adapter")
-    parser.add_argument("--batch", type=int, default=1024, help="rows in a step")
-    parser.add_argument("--rate", type=float, default=1.5e-3, help="peak learning rate of the base")
+    parser.add_argument("--batch", type=int, default=384, help="rows in a step")
+    parser.add_argument("--ramp", type=int, default=1_000_000, help="rows of the base stage until the full hardness")
+    parser.add_argument("--rate", type=float, default=4e-3, help="peak learning rate of the base")
     parser.add_argument("--adapter-rate", type=float, default=2e-3, help="peak learning rate of the adapters")
-    parser.add_argument("--language-weight", type=float, default=0.0, help="weight of next-token prediction at first")
+    parser.add_argument("--language-weight", type=float, default=0.1, help="weight of next-token prediction at first")
     parser.add_argument("--workers", type=int, default=max(0, (os.cpu_count() or 1) - 4), help="processes making rows")
     parser.add_argument("--threads", type=int, default=0, help="threads of torch on the CPU; 0 leaves its default")
-    parser.add_argument("--kernels", choices=("auto", "torch"), default="auto", help="torch: the reference delta rule")
     parser.add_argument("--held-out", type=int, default=4096, help="held-out rows for watching and for calibration")
     parser.add_argument("--base-name", default="jevany-tiny-base", help="how checkpoints name the base")
     parser.add_argument("--resume", action="store_true", help="start the base from where the last run left it")
     parser.add_argument("--smoke", action="store_true", help="five steps of a few rows through every stage, on the CPU")
     options = parser.parse_args(arguments)
-    options.arguments = list(arguments)
     if options.smoke:
         options.device, options.steps, options.adapter_steps = "cpu", 5, 5
         options.batch, options.held_out, options.workers = 8, 64, min(options.workers, 1)
@@ -101,7 +101,9 @@ def train_base(options: argparse.Namespace) -> None:
     """Trains the base from scratch with a pointer head that is then thrown away."""
     device = torch.device(options.device)
     encoders = Encoders(options.out / "base")
-    feed = Feed(options.out / "base", READOUTS, f"base/{options.seed}", options.batch, options.workers)
+    seed = f"base/{options.seed}/resumed" if options.resume else f"base/{options.seed}"
+    ramp = 0 if options.resume else options.ramp
+    feed = Feed(options.out / "base", READOUTS, seed, options.batch, options.workers, ramp)
     base = new_base(encoders.size, encoders.pad)
     learner = Learner(base, PointerHead(base.config.hidden_size), base.embed_tokens, encoders.label_ids).to(device)
     progress_file = options.out / "base-progress.pt"
@@ -109,7 +111,6 @@ def train_base(options: argparse.Namespace) -> None:
         learner.load_state_dict(torch.load(progress_file, map_location=device, weights_only=True))
     count = sum(parameter.numel() for parameter in base.parameters())
     print(f"base: {count / 1e6:.2f} M parameters, {options.workers} workers, batches of {options.batch}", flush=True)
-    _check_step(learner, feed, options)
     _fit(
         learner,
         feed,
@@ -142,7 +143,6 @@ def train_adapter(options: argparse.Namespace, readout: str) -> None:
     adapted = get_peft_model(base, config)
     head = PointerHead(base.config.hidden_size) if readout == "pointer" else None
     learner = Learner(adapted, head, embedding, encoders.label_ids).to(device)
-    _check_step(learner, feed, options)
     steps, seconds = _fit(
         learner,
         feed,
@@ -185,44 +185,28 @@ def fit_temperature(logits: torch.Tensor, labels: torch.Tensor) -> float:
     return round(float(candidates[min(range(len(losses)), key=losses.__getitem__)]), 4)
 
 
-def _check_step(learner: Learner, feed: Feed, options: argparse.Namespace) -> None:
-    """Runs one forward and backward pass; starts over with the reference kernels where it fails."""
-    device = torch.device(options.device)
-    try:
-        print(f"kernels: {kernels.prepare(device)}", flush=True)
-        batch = DeviceBatch.of(next(feed), device)
-        with _autocast(options):
-            hidden = learner.hidden_states(batch.ids)
-        loss = functional.cross_entropy(learner.logits(hidden, batch), batch.labels)
-        loss.backward()
-        finite = all(
-            parameter.grad is None or bool(parameter.grad.isfinite().all()) for parameter in learner.parameters()
-        )
-        if not (math.isfinite(loss.item()) and finite):
-            raise FloatingPointError(f"the first step is not finite: loss {loss.item()}, gradients finite: {finite}")
-    except Exception as error:
-        feed.close()
-        if options.kernels == "torch":
-            raise
-        print(f"first step failed ({type(error).__name__}: {error}); starting over with --kernels torch", flush=True)
-        os.execv(sys.executable, [sys.executable, "-m", "jevany_tiny.train", *options.arguments, "--kernels", "torch"])
-    learner.zero_grad(set_to_none=True)
-    print(f"first step: loss {loss.item():.3f}, all gradients finite", flush=True)
-
-
 def _autocast(options: argparse.Namespace) -> Any:
     return torch.autocast(options.device, dtype=torch.bfloat16, enabled=options.device == "cuda")
 
 
-def _optimizer(learner: Learner, rate: float, device: str) -> torch.optim.Optimizer:
+def _optimizers(learner: Learner, rate: float, *, adapter: bool) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the layers, AdamW for the rest and for adapters, whose matrices are too thin."""
     trained = [(name, parameter) for name, parameter in learner.named_parameters() if parameter.requires_grad]
-    decayed = [p for name, p in trained if p.ndim == 2 and "embed" not in name and "lora" not in name]
-    kept = {id(parameter) for parameter in decayed}
-    groups = [
-        {"params": decayed, "weight_decay": 0.05},
-        {"params": [p for _, p in trained if id(p) not in kept], "weight_decay": 0.0},
+    matrices = [
+        parameter
+        for name, parameter in trained
+        if not adapter and name.startswith("base.layers") and parameter.ndim == 2 and min(parameter.shape) >= 16
     ]
-    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), fused=device == "cuda")
+    inside = {id(parameter) for parameter in matrices}
+    others = [parameter for _, parameter in trained if id(parameter) not in inside]
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(others, lr=rate if adapter else rate / 2, betas=(0.9, 0.98), weight_decay=0.0)
+    ]
+    if matrices:
+        optimizers.append(
+            torch.optim.Muon(matrices, lr=rate, momentum=0.95, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+        )
+    return optimizers
 
 
 def _fit(
@@ -242,9 +226,11 @@ def _fit(
         The number of steps and the seconds they took.
     """
     device = torch.device(options.device)
-    optimizer = _optimizer(learner, rate, options.device)
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    warmup = min(300, steps // 10 + 1)
+    optimizers = _optimizers(learner, rate, adapter=len(watched) == 1)
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    peaks = [group["lr"] for group in groups]
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    warmup = min(200, steps // 10 + 1)
     positions = min(_LANGUAGE_POSITIONS, 16 * options.batch)
     encoders = Encoders(options.out / "base")
     watch = take("heldout", WATCH_SEED, min(options.held_out, 2048))
@@ -257,8 +243,8 @@ def _fit(
         if progress >= 1:
             break
         factor = min(1.0, (done + 1) / warmup) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
-        for group in optimizer.param_groups:
-            group["lr"] = rate * factor
+        for group, peak in zip(groups, peaks, strict=True):
+            group["lr"] = peak * factor
         batch = DeviceBatch.of(next(feed), device)
         with _autocast(options):
             hidden = learner.hidden_states(batch.ids)
@@ -268,8 +254,9 @@ def _fit(
         loss = functional.cross_entropy(logits, batch.labels)
         (loss + weight * language).backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         done += 1
         rows += len(batch.labels)
         with torch.no_grad():
@@ -288,7 +275,7 @@ def _fit(
                 raise FloatingPointError(f"the loss is {mean[0]} after {done} steps; try a lower rate")
             sums.zero_()
             reported, last_reported = now, done
-        if done % 1000 == 0:
+        if done % 2000 == 0:
             _report_held_out(learner, watch, encoders, watched, options)
     seconds = time.monotonic() - started
     _report_held_out(learner, watch, encoders, watched, options)

@@ -2,6 +2,6 @@
 
 from jevany_tiny.decisions.example import Example
 from jevany_tiny.decisions.phrases import Split
-from jevany_tiny.decisions.stream import DOMAINS, MAKERS, decisions, take
+from jevany_tiny.decisions.stream import DOMAINS, MAKERS, decisions, lessons, take
 
-__all__ = ["DOMAINS", "MAKERS", "Example", "Split", "decisions", "take"]
+__all__ = ["DOMAINS", "MAKERS", "Example", "Split", "decisions", "lessons", "take"]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from jevany_tiny.decisions.dice import if_hard
 from jevany_tiny.decisions.example import Example, choice, noul
 from jevany_tiny.decisions.phrases import (
     Phrases,
@@ -331,7 +332,7 @@ _REPORTED = phrases(
 def _table(rng: random.Random, split: Split) -> tuple[Any, list[str], Field, list[str], str]:
     """Makes a state with one field of interest; returns it with the subjects, the field and the values."""
     subject = pick(rng, SUBJECTS)
-    count = pick(rng, (2, 2, 3, 3, 3, 4, 4, 5))
+    count = 1 + if_hard(rng, pick(rng, (1, 1, 2, 2, 2, 3, 3, 4)))
     who = names(rng, split, subject, count)
     fields = rng.sample(FIELDS, pick(rng, (1, 2, 2, 3) if count < 4 else (1, 1, 2)))
     field = fields[0]
@@ -349,8 +350,8 @@ def value_choice(rng: random.Random, split: Split) -> Example:
     state, who, field, values, _ = _table(rng, split)
     target = pick(rng, range(len(who)))
     options = list(values)
-    if rng.random() < 0.3:
-        options += [value for value in field.draw(rng, split, 2) if value not in values]
+    if len(who) == 1 or rng.random() < 0.3:
+        options += [value for value in field.draw(rng, split, 3) if value not in values][:2]
     elif len(options) > 2 and rng.random() < 0.3:
         options = [value for value in values if value == values[target] or rng.random() < 0.6]
         if len(options) < 2:
@@ -364,8 +365,9 @@ def subject_choice(rng: random.Random, split: Split) -> Example:
     """Which record has a certain value in a field."""
     state, who, field, values, noun = _table(rng, split)
     target = pick(rng, range(len(who)))
+    options = who if len(who) > 1 else who + names(rng, split, pick(rng, SUBJECTS), 2)
     instructions = _WHO.draw(rng, split).format(key=field.key, value=values[target], noun=noun)
-    return choice(rng, split, "facts", state, instructions, [(name, None) for name in who], target)
+    return choice(rng, split, "facts", state, instructions, [(name, None) for name in options], target)
 
 
 def value_noul(rng: random.Random, split: Split) -> Example:
@@ -373,7 +375,8 @@ def value_noul(rng: random.Random, split: Split) -> Example:
     state, who, field, values, _ = _table(rng, split)
     target = pick(rng, range(len(who)))
     answer = rng.random() < 0.5
-    value = values[target] if answer else pick(rng, values[:target] + values[target + 1 :])
+    others = values[:target] + values[target + 1 :] or [v for v in field.draw(rng, split, 3) if v not in values]
+    value = values[target] if answer else pick(rng, others)
     instructions = _IS_VALUE.draw(rng, split).format(key=field.key, who=who[target], value=value)
     return noul(rng, split, "facts", state, instructions, answer)
 
@@ -381,7 +384,7 @@ def value_noul(rng: random.Random, split: Split) -> Example:
 def event_noul(rng: random.Random, split: Split) -> Example:
     """Whether somebody did something; others in the record did and did not."""
     event = pick(rng, EVENTS)
-    count = pick(rng, (1, 2, 2, 3, 3, 4))
+    count = 1 + if_hard(rng, pick(rng, (0, 1, 1, 2, 2, 3)))
     who = distinct(rng, split, count)
     truth = [rng.random() < 0.5 for _ in who]
     if count > 1:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jevany_tiny.decisions.dice import if_hard
 from jevany_tiny.decisions.phrases import Split, code, coined_name, distinct, fill, phrases, pick, split_words
 
 
@@ -268,5 +269,5 @@ def among(rng: random.Random, split: Split, text: str, others: Sequence[str]) ->
 
 
 def distractor_count(rng: random.Random) -> int:
-    """How many other messages a scene has."""
-    return pick(rng, (0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 3))
+    """How many other messages a scene has; none in the easy part of the rows, see `Dice`."""
+    return if_hard(rng, pick(rng, (0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 3)))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterator
 
 from jevany_tiny.decisions import facts, routing, screening, thresholds, tools, urgency
+from jevany_tiny.decisions.dice import Dice
 from jevany_tiny.decisions.example import Example
 from jevany_tiny.decisions.phrases import Split
 
@@ -46,6 +48,16 @@ MAKERS: tuple[tuple[Maker, float], ...] = (
 DOMAINS = ("routing", "urgency", "facts", "thresholds", "tools", "screening")
 
 
+# These ask to find and match only, or can be answered from the words alone at hardness 0: what a model learns first.
+_FIRST = (
+    *(routing.department_choice, routing.issue_noul, routing.department_noul, urgency.level_score),
+    *(urgency.level_choice, tools.tool_choice, tools.tool_noul, screening.kind_choice, screening.kind_noul),
+    *(screening.risk_score, facts.value_choice, facts.mention_choice, facts.mention_noul),
+)
+_PRIMERS: dict[Maker, float] = {facts.mention_choice: 30, facts.mention_noul: 10}
+_BLOCK = 64
+
+
 def decisions(split: Split, seed: int | str, makers: tuple[tuple[Maker, float], ...] = MAKERS) -> Iterator[Example]:
     """Yields labelled decisions without end; the same ones for the same split and seed.
 
@@ -54,12 +66,40 @@ def decisions(split: Split, seed: int | str, makers: tuple[tuple[Maker, float], 
         seed: Where the stream starts; different seeds give unrelated streams.
         makers: The kinds of decisions and their weights.
     """
-    rng = random.Random(f"{split}/{seed}")
-    functions = [maker for maker, _ in makers]
-    cumulative = list(itertools.accumulate(weight for _, weight in makers))
+    rng = Dice(f"{split}/{seed}")
     while True:
-        for maker in rng.choices(functions, cum_weights=cumulative, k=256):
-            yield maker(rng, split)
+        yield from _block(rng, split, makers)
+
+
+def lessons(seed: int | str, ramp: int) -> Iterator[Example]:
+    """Yields training decisions without end, from easy to hard.
+
+    Args:
+        seed: Where the stream starts.
+        ramp: After how many rows the full hardness is reached; a fifth of the rows stays easier for ever.
+    """
+    rng = Dice(f"train/{seed}")
+    for row in itertools.count(step=_BLOCK):
+        reached = min(1.0, row / ramp) if ramp else 1.0
+        if reached < 1 or rng.random() < 0.2:
+            rng.hardness = reached * math.sqrt(rng.random())
+        else:
+            rng.hardness = 1.0
+        yield from _block(rng, "train", _makers_at(rng.hardness))
+
+
+def _makers_at(hardness: float) -> tuple[tuple[Maker, float], ...]:
+    later = min(1.0, max(0.0, (hardness - 0.1) / 0.3))
+    return tuple(
+        (maker, weight + _PRIMERS.get(maker, 0) * (1 - hardness) if maker in _FIRST else weight * later)
+        for maker, weight in MAKERS
+    )
+
+
+def _block(rng: Dice, split: Split, makers: tuple[tuple[Maker, float], ...]) -> Iterator[Example]:
+    cumulative = list(itertools.accumulate(weight for _, weight in makers))
+    for maker, _ in rng.choices(makers, cum_weights=cumulative, k=_BLOCK):
+        yield maker(rng, split)
 
 
 def take(split: Split, seed: int | str, count: int) -> list[Example]:

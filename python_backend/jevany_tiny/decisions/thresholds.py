@@ -9,6 +9,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+from jevany_tiny.decisions.dice import if_hard
 from jevany_tiny.decisions.example import Example, choice, noul, score
 from jevany_tiny.decisions.phrases import Phrases, Split, phrases, pick, split_words
 from jevany_tiny.decisions.records import SUBJECTS, Subject, names, render_table
@@ -206,7 +207,7 @@ def limit_noul(rng: random.Random, split: Split) -> Example:
     limit = _middle(rng, quantity)
     above = rng.random() < 0.5
     values = [_beside(rng, limit, above)]
-    for index in range(pick(rng, (0, 1, 1, 2, 2))):
+    for index in range(if_hard(rng, pick(rng, (0, 1, 1, 2, 2)))):
         values.append(_beside(rng, limit, not above if index == 0 else rng.random() < 0.5))
     state, who, _ = _quantity_state(rng, split, quantity, values)
     asks_above = rng.random() < 0.5
@@ -256,7 +257,7 @@ def _bands(rng: random.Random, quantity: Quantity) -> tuple[list[str], int, int]
 
 def _band_state(rng: random.Random, split: Split, quantity: Quantity, value: int) -> tuple[Any, str]:
     values = [value]
-    for _ in range(pick(rng, (0, 1, 1, 2))):
+    for _ in range(if_hard(rng, pick(rng, (0, 1, 1, 2)))):
         values.append(_beside(rng, value + 1, rng.random() < 0.5))
     state, who, _ = _quantity_state(rng, split, quantity, values)
     return state, _BAND.draw(rng, split).format(key=quantity.key, who=who[0])

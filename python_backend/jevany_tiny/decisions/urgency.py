@@ -177,7 +177,10 @@ SEVERITY = Ladder(
                 "Every customer gets the same fault.",
                 "The whole company is offline.",
                 "All offices are without the system.",
-                held_out=("The {app} is offline for every customer.", "All users in all offices are without the system."),
+                held_out=(
+                    "The {app} is offline for every customer.",
+                    "All users in all offices are without it.",
+                ),
             ),
         ),
     ),
