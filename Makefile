@@ -13,7 +13,7 @@ READY := .venv/.ready
 EXTRAS := backend,server,train,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test lint format train-tiny evaluate-tiny clean
+.PHONY: help setup demo serve fetch test lint format train-tiny evaluate-tiny clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
@@ -35,6 +35,9 @@ demo: $(READY) ## Serve jevany-tiny, ask one question of each type, stop again
 serve: $(READY) ## Serve MODEL (jevany-tiny) until Ctrl-C; HOST, HTTP_PORT, GRPC_PORT, METRICS_PORT
 	@exec $(BIN)/python -m jevany_server $(MODEL) --host $(HOST) \
 		--http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) --metrics-port $(METRICS_PORT)
+
+fetch: $(READY) ## Fetch what MODEL needs into the Hub cache, checked; then HF_HUB_OFFLINE=1 works
+	@exec $(BIN)/jevany-admin fetch $(MODEL)
 
 test: $(READY) ## Run the unit tests and the tests against a real Triton over both protocols
 	@$(BIN)/python -m pytest

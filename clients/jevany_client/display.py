@@ -28,11 +28,11 @@ def print_reply(console: Console, reply: dict[str, Any], title: str = "") -> Non
     for name, answer in answers.items():
         _print_answer(console, _fit(name, width), answer)
     usage = reply["usage"]
+    origin = f"{reply['model']} ({plain(reply['weights'])} weights)" if "weights" in reply else reply["model"]
     _print(
         console,
         Text(
-            f"{reply['model']}: {usage['input_tokens']} tokens in, {usage['output_tokens']} out, "
-            f"{reply['latency_ms']:.1f} ms",
+            f"{origin}: {usage['input_tokens']} tokens in, {usage['output_tokens']} out, {reply['latency_ms']:.1f} ms",
             style="dim",
         ),
     )

@@ -45,6 +45,7 @@ class Decision:
         usage: ``input_tokens`` and ``output_tokens``.
         latency_ms: How long the model took, without the way to it and back.
         model: The model that answered.
+        weights: ``random`` where the model's weights are, so that the answer means nothing; else None.
     """
 
     answer: dict[str, Any]
@@ -53,6 +54,7 @@ class Decision:
     usage: dict[str, int]
     latency_ms: float
     model: str
+    weights: str | None = None
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,7 @@ def read_reply(question: Question, reply: Reply) -> Decision:
             usage=body["usage"],
             latency_ms=body["latency_ms"],
             model=body["model"],
+            weights=body.get("weights"),
         )
     except (ValueError, TypeError, KeyError) as error:
         raise InternalError(f"the reply's ANSWER cannot be read: {type(error).__name__}: {error}") from error
@@ -157,7 +160,7 @@ def read_reply(question: Question, reply: Reply) -> Decision:
 def single_envelope(decision: Decision) -> dict[str, Any]:
     """Return the reply to a request with one ``question``."""
     return {
-        "model": decision.model,
+        **_origin(decision),
         "answer": decision.answer,
         "usage": decision.usage,
         "latency_ms": decision.latency_ms,
@@ -171,17 +174,21 @@ def envelope(decisions: Mapping[str, Decision]) -> dict[str, Any]:
         decisions: The decisions by question id, in the order they were asked; at least one.
 
     Returns:
-        ``model``, ``answers`` by id in the same order, ``usage`` summed, and ``latency_ms`` summed over the calls of
-        the model.
+        ``model``, ``weights`` where they are random, ``answers`` by id in the same order, ``usage`` summed, and
+        ``latency_ms`` summed over the calls of the model.
     """
     parts = list(decisions.values())
     return {
-        "model": parts[0].model,
+        **_origin(parts[0]),
         "answers": {identifier: decision.answer for identifier, decision in decisions.items()},
         "usage": {name: sum(part.usage[name] for part in parts) for name in parts[0].usage},
         # Times are measured to the microsecond at best; summing floats must not pretend otherwise.
         "latency_ms": round(sum(part.latency_ms for part in parts), 3),
     }
+
+
+def _origin(decision: Decision) -> dict[str, str]:
+    return {"model": decision.model, **({"weights": decision.weights} if decision.weights else {})}
 
 
 def served_models(index: list[dict[str, str]]) -> list[ServedModel]:

@@ -47,13 +47,17 @@ class DecisionModel:
         encoder: Makes rows of its questions.
         engine: Runs the rows.
         readout: Reads the options' probabilities off the hidden states.
+        random_weights: Whether the weights are random; then every reply says so.
     """
 
-    def __init__(self, name: str, encoder: RowEncoder, engine: Engine, readout: Readout) -> None:
+    def __init__(
+        self, name: str, encoder: RowEncoder, engine: Engine, readout: Readout, *, random_weights: bool = False
+    ) -> None:
         self.name = name
         self.encoder = encoder
         self.engine = engine
         self.readout = readout
+        self.random_weights = random_weights
 
     def decide(self, request: DecisionRequest) -> Reply:
         """Answer a request.
@@ -75,6 +79,7 @@ class DecisionModel:
         answers = {identifier: result}
         body = {
             "model": self.name,
+            **({"weights": "random"} if self.random_weights else {}),
             **({"answer": result} if request.single else {"answers": answers}),
             "usage": {
                 "input_tokens": len(row.ids),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from jevany_backend.encoding import Limits
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_WEIGHTS = {"checkpoint": False, "random": True}
 
 
 class SettingsError(Exception):
@@ -28,6 +30,7 @@ class Settings:
         directory: The model's directory in the repository, which relative paths start from.
         adapter: The checkpoint: a directory, or ``owner/repository[@revision]``.
         base: The base, likewise; None for the one the checkpoint names.
+        random_weights: Whether the weights are random numbers in the true shape, for measuring latency.
         dtype: What the weights are served in.
         device: Where this instance runs.
         limits: The most tokens a request may have.
@@ -37,6 +40,7 @@ class Settings:
     directory: Path
     adapter: str
     base: str | None
+    random_weights: bool
     dtype: torch.dtype
     device: torch.device
     limits: Limits
@@ -55,12 +59,14 @@ def read_settings(args: Mapping[str, str]) -> Settings:
     config = json.loads(args["model_config"])
     parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
     _check_tensors(config)
+    _check_kinds(Path(args["model_repository"]))
     reader = _Reader(parameters)
     settings = Settings(
         name=args["model_name"],
         directory=Path(args["model_repository"]),
         adapter=reader.text("adapter"),
         base=reader.text("base", default="") or None,
+        random_weights=reader.one_of("weights", _WEIGHTS, default="checkpoint"),
         dtype=reader.one_of("dtype", DTYPES),
         device=place(args["model_instance_kind"], args["model_instance_device_id"]),
         limits=Limits(
@@ -89,9 +95,24 @@ def place(kind: str, device_id: str) -> torch.device:
         if int(device_id) >= count:
             raise SettingsError(f"instance_group: GPU {device_id} is asked for, but PyTorch sees {count} GPUs")
         return torch.device("cuda", int(device_id))
-    raise SettingsError(
+    raise _open_place(kind)
+
+
+def _open_place(kind: str) -> SettingsError:
+    return SettingsError(
         f"instance_group: kind {kind} leaves open where the model runs; write KIND_GPU with its gpus, or KIND_CPU"
     )
+
+
+def _check_kinds(directory: Path) -> None:
+    # Triton puts a kind of its own choice in the place of KIND_AUTO and of a missing group before it hands over the
+    # configuration, so only the file shows what was written.
+    path = directory / "config.pbtxt"
+    if not path.is_file():
+        return
+    text = re.sub(r"#.*", "", path.read_text(encoding="utf-8"))
+    if "KIND_AUTO" in text or not re.search(r"\bkind\s*:", text):
+        raise _open_place("KIND_AUTO")
 
 
 class _Reader:
@@ -108,8 +129,8 @@ class _Reader:
             raise SettingsError(f"parameter {key}: missing")
         return value.strip()
 
-    def one_of(self, key: str, values: Mapping[str, Any]) -> Any:
-        value = self.text(key)
+    def one_of(self, key: str, values: Mapping[str, Any], default: str | None = None) -> Any:
+        value = self.text(key, default)
         if value not in values:
             raise SettingsError(f"parameter {key}: {value!r} is not one of {', '.join(values)}")
         return values[value]

@@ -13,10 +13,21 @@ import numpy as np
 import torch
 import triton_python_backend_utils as pb_utils
 
-from jevany_backend.checkpoint import CheckpointError, first_line, load_readout, load_text_model, open_checkpoint
+from jevany_backend.checkpoint import (
+    CheckpointError,
+    CheckpointFiles,
+    RandomRelease,
+    first_line,
+    load_readout,
+    load_text_model,
+    open_checkpoint,
+    open_random,
+    random_readout,
+    random_text_model,
+)
 from jevany_backend.decision_model import DecisionModel
 from jevany_backend.encoding import Limits, RowEncoder
-from jevany_backend.engine.reference import ReferenceEngine
+from jevany_backend.engine.reference import ReferenceEngine, live_kernels
 from jevany_backend.protocol import DecisionError, InternalError, InvalidRequest, OutOfMemory, parse_request
 from jevany_backend.settings import Settings, SettingsError, read_settings
 
@@ -113,18 +124,36 @@ def load_model(settings: Settings) -> DecisionModel:
         CheckpointError: The checkpoint or its base cannot be served.
     """
     step = _StepLog()
-    files = open_checkpoint(settings.adapter, settings.base, relative_to=settings.directory)
+    if settings.device.type == "cuda":
+        torch.cuda.set_device(settings.device)  # For kernels that run on whatever device is the current one.
+    files: CheckpointFiles | RandomRelease
+    if settings.random_weights:
+        _log_to_triton(f"{settings.name} (random weights)")
+        files = open_random(settings.adapter, settings.base, relative_to=settings.directory)
+        step.done(f"random weights in the shape of {settings.adapter}: for measuring latency, answers mean nothing")
+    else:
+        files = open_checkpoint(settings.adapter, settings.base, relative_to=settings.directory)
+        step.done(f"checkpoint {files.directory.name} read")
     readout_name = "direct token" if files.labels is not None else "pointer"
-    step.done(f"checkpoint {files.directory.name} read: {files.base.config.model_type}, {readout_name} readout")
-    text_model = load_text_model(files, settings.device, settings.dtype)
-    parameters = sum(parameter.numel() for parameter in text_model.parameters())
-    step.done(f"weights merged: {parameters:,} parameters, {settings.dtype}, on {settings.device}")
-    readout = load_readout(files, settings.device, settings.dtype)
-    window = files.base.config.max_position_embeddings
+    window = files.config.max_position_embeddings
     limits = Limits(min(settings.limits.state_tokens, window), min(settings.limits.row_tokens, window))
+    log.info("%s, %s readout", files.config.model_type, readout_name)
+    log.info("limits: %d tokens a state, %d a row", limits.state_tokens, limits.row_tokens)
+    if isinstance(files, RandomRelease):
+        text_model = random_text_model(files, settings.device, settings.dtype, limits.row_tokens)
+        readout = random_readout(files, text_model, settings.dtype)
+    else:
+        text_model = load_text_model(files, settings.device, settings.dtype, limits.row_tokens)
+        readout = load_readout(files, settings.device, settings.dtype)
+    parameters = sum(parameter.numel() for parameter in text_model.parameters())
+    step.done(f"weights ready: {parameters:,} parameters, {settings.dtype}, on {settings.device}")
+    for kernel, module in live_kernels(text_model).items():
+        slow = settings.device.type == "cuda" and module.startswith("transformers")
+        hint = ", which is slow: install flash-linear-attention and causal-conv1d" if slow else ""
+        log.log(logging.WARNING if slow else logging.INFO, "%s is from %s%s", kernel, module, hint)
     encoder = RowEncoder(files.tokenizer, files.delimiters, files.labels, limits)
-    step.done(f"limits: {limits.state_tokens} tokens a state, {limits.row_tokens} a row")
-    return DecisionModel(settings.name, encoder, ReferenceEngine(text_model), readout)
+    engine = ReferenceEngine(text_model)
+    return DecisionModel(settings.name, encoder, engine, readout, random_weights=settings.random_weights)
 
 
 def _warm_up(model: DecisionModel) -> None:

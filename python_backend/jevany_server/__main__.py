@@ -1,4 +1,7 @@
-"""``python -m jevany_server``: serve models of a repository until interrupted."""
+"""``python -m jevany_server``: serve models of a repository until interrupted, or until one of them breaks.
+
+Exit code: 0 after Ctrl-C or SIGTERM, 1 if a model does not load or stops working, 2 for a wrong command line.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,7 @@ def main() -> int:
             _say(f"ready after {time.monotonic() - started:.1f} s: {', '.join(server.models)}")
             _say(f"gRPC {server.grpc_url}, HTTP {server.http_url}, metrics {server.host}:{server.ports.metrics}")
             _say("Ctrl-C stops the server")
-            code = server.process.wait()
-            raise ServerError(f"Triton stopped with exit code {code}")
+            server.watch()
     except ServerError as error:
         _say(str(error))
         return 1

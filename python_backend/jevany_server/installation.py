@@ -1,13 +1,18 @@
-"""Where Triton is: the files of the ``nvidia-pytriton`` wheel, laid out as the server wants them."""
+"""Where Triton is: in NVIDIA's container image or the ``nvidia-pytriton`` wheel; laid out as the server wants it."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import sysconfig
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+
+# Where NVIDIA's container images have their Triton.
+IMAGE_DIRECTORY = Path("/opt/tritonserver")
+STUB_NAME = "triton_python_backend_stub"
 
 
 class ServerError(Exception):
@@ -35,8 +40,9 @@ class Installation:
         python = directory / "backends" / "python"
         python.mkdir(parents=True)
         for file in self.python_backend.iterdir():
-            (python / file.name).symlink_to(file)
-        (python / "triton_python_backend_stub").symlink_to(self.stub)
+            if file.name != STUB_NAME:
+                (python / file.name).symlink_to(file)
+        (python / STUB_NAME).symlink_to(self.stub)
         return python.parent
 
     def environment(self) -> dict[str, str]:
@@ -54,19 +60,35 @@ def _joined(*paths: str) -> str:
     return os.pathsep.join(filter(None, paths))
 
 
-def find_installation() -> Installation:
-    """Find the Triton of the installed ``nvidia-pytriton`` wheel.
+def find_installation(image_directory: Path = IMAGE_DIRECTORY) -> Installation:
+    """Find a Triton whose Python backend is for the running Python: the container image's, or else the wheel's.
+
+    Args:
+        image_directory: Where a container image has its Triton.
 
     Raises:
-        ServerError: The wheel is not installed, has no stub for this Python, or Python has no shared library.
+        ServerError: There is none; or, of the wheel: it has no stub for this Python, or Python has no shared library.
     """
+    backend = image_directory / "backends" / "python"
+    needed = _python_of(backend / STUB_NAME)
+    if needed == _running_python():
+        # The image's own linker configuration and LD_LIBRARY_PATH lead to every library.
+        return Installation(image_directory / "bin" / "tritonserver", backend, backend / STUB_NAME, libraries=())
     try:
         root = Path(str(metadata.distribution("nvidia-pytriton").locate_file(""))).resolve()
     except metadata.PackageNotFoundError:
+        if needed is not None:
+            raise ServerError(
+                f"the Triton in {image_directory} runs Python {needed} models, and this is Python {_running_python()}"
+            ) from None
         raise ServerError("no Triton Server here: pip install 'jevany-triton[server]'") from None
+    return _installation_of_wheel(root)
+
+
+def _installation_of_wheel(root: Path) -> Installation:
     triton = root / "pytriton" / "tritonserver"
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    stub = triton / "python_backend_stubs" / version / "triton_python_backend_stub"
+    version = _running_python()
+    stub = triton / "python_backend_stubs" / version / STUB_NAME
     binary = triton / "bin" / "tritonserver"
     if not binary.is_file():
         raise ServerError(f"no tritonserver at {binary}: this wheel brings one for Linux on x86-64 only")
@@ -78,6 +100,19 @@ def find_installation() -> Installation:
         stub=stub,
         libraries=(root / "nvidia_pytriton.libs", _libpython_directory(version)),
     )
+
+
+def _running_python() -> str:
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def _python_of(stub: Path) -> str | None:
+    """Return the version of Python that a stub embeds, which is the one library it names; None without a stub."""
+    try:
+        name = re.search(rb"libpython(\d+\.\d+)", stub.read_bytes())
+    except OSError:
+        return None
+    return name and name[1].decode()
 
 
 def _libpython_directory(version: str) -> Path:

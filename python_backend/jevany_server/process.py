@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import http.client
 import os
 import re
+import secrets
 import signal
 import socket
 import subprocess
@@ -18,11 +18,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, NoReturn, Self
 
+from jevany_server.backend_processes import find_backend_processes
 from jevany_server.installation import Installation, ServerError, find_installation
+from jevany_server.ready import is_ready
 
 STOP_SECONDS = 30
+WATCH_SECONDS = 1
+# What nobody outside may do: hand over memory regions, change the log's settings or write traces to files. The group
+# "model-repository" stays open for its index, which lists the models; --model-control-mode=none refuses its loading and
+# unloading, and Triton cannot restrict the one without the other.
+RESTRICTED_APIS = ("shared-memory", "logging", "trace")
 _PR_SET_PDEATHSIG = 1
 
 
@@ -63,7 +70,7 @@ class TritonServer:
         host: The address to listen on.
         ports: The ports to listen on.
         log: A binary stream that the server's log goes to; this process's standard error if None.
-        installation: The Triton to run; the wheel's if None.
+        installation: The Triton to run; the one that `find_installation` finds if None.
 
     Attributes:
         process: The server's process.
@@ -117,6 +124,9 @@ class TritonServer:
                 raise ServerError(f"no model {name!r} in {repository}; there are {', '.join(have) or 'none'}")
 
     def _arguments(self, repository: Path, backends: Path) -> list[str]:
+        # Triton opens a restricted API to callers who know a key. Nobody is told this one, though who may list this
+        # machine's processes can read it there: Triton takes it no other way.
+        restricted = f"{','.join(RESTRICTED_APIS)}:key={secrets.token_hex(16)}"
         return [
             f"--model-repository={repository}",
             f"--backend-directory={backends}",
@@ -124,6 +134,8 @@ class TritonServer:
             "--model-control-mode=none",
             "--disable-auto-complete-config",
             "--exit-on-error=true",
+            f"--http-restricted-api={restricted}",
+            f"--grpc-restricted-protocol={restricted}",
             f"--http-address={self.host}",
             f"--http-port={self.ports.http}",
             f"--grpc-address={self.host}",
@@ -156,22 +168,27 @@ class TritonServer:
         while waiting:
             if self.process.poll() is not None:
                 raise ServerError(self._log.failure() or f"Triton stopped with exit code {self.process.returncode}")
-            if self._is_ready(waiting[0]):
+            if is_ready(self.host, self.ports.http, waiting[0]):
                 waiting.pop(0)
             elif time.monotonic() > deadline:
                 raise ServerError(f"{waiting[0]} was not ready after {timeout:g} s")
             else:
                 time.sleep(0.1)
 
-    def _is_ready(self, model: str) -> bool:
-        connection = http.client.HTTPConnection(self.host, self.ports.http, timeout=5)
-        try:
-            connection.request("GET", f"/v2/models/{model}/ready")
-            return connection.getresponse().status == http.HTTPStatus.OK
-        except (OSError, http.client.HTTPException):
-            return False
-        finally:
-            connection.close()
+    def watch(self) -> NoReturn:
+        """Wait until the server ends, or the process of a model that is ready does.
+
+        Raises:
+            ServerError: One has; it says which.
+        """
+        processes = find_backend_processes(self.process.pid)
+        while True:
+            if self.process.poll() is not None:
+                raise ServerError(f"Triton stopped with exit code {self.process.returncode}")
+            for process in processes:
+                if end := process.end():
+                    raise ServerError(end)
+            time.sleep(WATCH_SECONDS)
 
     def stop(self) -> None:
         """Stop the server and remove what it leaves: it finishes what it has begun, for `STOP_SECONDS` at most."""

@@ -47,7 +47,7 @@ class Predictor:
         self._readout: Readout = load_readout(files, device, dtype)
 
     @torch.inference_mode()
-    def probabilities(self, examples: Sequence[Example], batch: int = 128) -> list[np.ndarray]:
+    def probabilities(self, examples: Sequence[Example], batch: int = 32) -> list[np.ndarray]:
         """Returns each decision's probabilities, in option order."""
         rows = [
             self._encoder.encode(example.state, question_from_json(example.question, "question"))
@@ -190,8 +190,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     None if baseline is None else baseline[places],
                 )
             )
-        report["checkpoints"][checkpoint.name] = results
-        print(_table(checkpoint.name, results), flush=True)
+        report["checkpoints"][str(checkpoint)] = results
+        print(_table(str(checkpoint), results), flush=True)
     text = json.dumps(report, indent=2) + "\n"
     if options.out:
         options.out.write_text(text, "utf-8")
@@ -212,7 +212,7 @@ def _baseline(rows: int, examples: Sequence[Example]) -> np.ndarray | None:
 
 def _table(name: str, results: dict[str, dict[str, Any]]) -> str:
     columns = [field.name for field in dataclasses.fields(Measures)]
-    lines = [f"{name:12}" + "".join(f"{column.replace('_', ' '):>20}" for column in columns)]
+    lines = [name, f"{'':12}" + "".join(f"{column.replace('_', ' '):>20}" for column in columns)]
     for group, values in results.items():
         lines.append(
             f"{group:12}"

@@ -62,15 +62,69 @@ def short_row_delta_rule(
         (B, L, heads, e) in the dtype of `query`, and no final state.
     """
     dtype, length = query.dtype, query.shape[1]
-    query, key, value, g, beta = (part.transpose(1, 2).float() for part in (query, key, value, g, beta))
-    query, key = (part * torch.rsqrt((part * part).sum(-1, keepdim=True) + 1e-6) for part in (query, key))
-    decay = g.cumsum(-1)
-    future = torch.ones(length, length, dtype=torch.bool, device=g.device).triu(1)
-    decay = (decay[..., :, None] - decay[..., None, :]).masked_fill(future, float("-inf")).exp()
-    system = (key * beta[..., None]) @ key.transpose(-1, -2) * decay
-    new_values = torch.linalg.solve_triangular(system, value * beta[..., None], upper=False, unitriangular=True)
-    attention = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2) * decay
-    return (attention @ new_values).transpose(1, 2).to(dtype), None
+    # Autocast would multiply in bf16, which the inverse does not survive.
+    with torch.autocast(query.device.type, enabled=False):
+        query, key, value, g, beta = (part.transpose(1, 2).float() for part in (query, key, value, g, beta))
+        query, key = (part * torch.rsqrt((part * part).sum(-1, keepdim=True) + 1e-6) for part in (query, key))
+        decay = g.cumsum(-1)
+        future = torch.ones(length, length, dtype=torch.bool, device=g.device).triu(1)
+        decay = (decay[..., :, None] - decay[..., None, :]).masked_fill(future, float("-inf")).exp()
+        system = (key * beta[..., None]) @ key.transpose(-1, -2) * decay
+        new_values = unit_triangular_inverse(system) @ (value * beta[..., None])
+        attention = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2) * decay
+        return (attention @ new_values).transpose(1, 2).to(dtype), None
+
+
+def unit_triangular_inverse(system: torch.Tensor) -> torch.Tensor:
+    """Inverts unit lower triangular matrices by halves: many small products, no substitution row by row.
+
+    inv([[P, 0], [R, Q]]) = [[inv(P), 0], [-inv(Q) R inv(P), inv(Q)]], from blocks of one row upwards. A GPU's batched
+    triangular solver takes several times as long for matrices of this size.
+
+    Args:
+        system: (..., L, L); only what is below the diagonal counts.
+
+    Returns:
+        (..., L, L), differentiable.
+    """
+    return _UnitTriangularInverse.apply(system)
+
+
+class _UnitTriangularInverse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, system: torch.Tensor) -> torch.Tensor:
+        length = system.shape[-1]
+        padded = 1 << (length - 1).bit_length()
+        system = functional.pad(system, (0, padded - length, 0, padded - length))
+        lead = system.shape[:-2]
+        inverse = system.new_ones(*lead, padded, 1, 1)
+        size = 1
+        while size < padded:
+            count = padded // (2 * size)
+            blocks = system.view(*lead, count, 2 * size, count, 2 * size).diagonal(dim1=-4, dim2=-2)
+            below = blocks[..., size:, :size, :].movedim(-1, -3)
+            upper, lower = inverse[..., 0::2, :, :], inverse[..., 1::2, :, :]
+            inverse = system.new_zeros(*lead, count, 2 * size, 2 * size)
+            inverse[..., :size, :size] = upper
+            inverse[..., size:, size:] = lower
+            inverse[..., size:, :size] = -_product(_product(lower, below), upper)
+            size *= 2
+        inverse = inverse[..., 0, :length, :length].contiguous()
+        ctx.save_for_backward(inverse)
+        return inverse
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (inverse,) = ctx.saved_tensors
+        transposed = inverse.transpose(-1, -2)
+        return -(transposed @ gradient @ transposed).tril(-1)
+
+
+def _product(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    # A library's batched product spends a whole thread block on each matrix, however small.
+    if one.shape[-1] <= 8:
+        return (one[..., :, :, None] * other[..., None, :, :]).sum(-2)
+    return one @ other
 
 
 def shifted_convolution(

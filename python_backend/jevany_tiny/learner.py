@@ -47,6 +47,11 @@ class DeviceBatch:
             batch.readout, moved(batch.ids), moved(batch.decide), option_ends.clamp(min=0), absent, moved(batch.labels)
         )
 
+    def copy_(self, other: DeviceBatch) -> None:
+        """Overwrites this batch with another of the same shape."""
+        for name in ("ids", "decide", "option_ends", "absent", "labels"):
+            getattr(self, name).copy_(getattr(other, name))
+
 
 class PointerHead(nn.Module):
     """The pointer readout with trainable weights; its state dict is the `head` of a checkpoint."""

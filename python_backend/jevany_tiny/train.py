@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional
 
 from jevany_tiny import kernels
@@ -30,6 +29,7 @@ from jevany_tiny.decisions import DOMAINS, Example, take
 from jevany_tiny.learner import DeviceBatch, Learner, PointerHead
 from jevany_tiny.shape import LORA_RANK, LORA_TARGETS, new_base
 from jevany_tiny.tokenizer import save_tokenizer, train_tokenizer
+from jevany_tiny.training_step import TrainingStep
 
 STAGES = ("tokenizer", "base", "pointer", "direct-token")
 
@@ -37,8 +37,6 @@ STAGES = ("tokenizer", "base", "pointer", "direct-token")
 # tests are three unrelated streams.
 WATCH_SEED = "watch"
 CALIBRATION_SEED = "calibration"
-
-_LANGUAGE_POSITIONS = 16_384
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -189,26 +187,6 @@ def _autocast(options: argparse.Namespace) -> Any:
     return torch.autocast(options.device, dtype=torch.bfloat16, enabled=options.device == "cuda")
 
 
-def _optimizers(learner: Learner, rate: float, *, adapter: bool) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers, AdamW for the rest and for adapters, whose matrices are too thin."""
-    trained = [(name, parameter) for name, parameter in learner.named_parameters() if parameter.requires_grad]
-    matrices = [
-        parameter
-        for name, parameter in trained
-        if not adapter and name.startswith("base.layers") and parameter.ndim == 2 and min(parameter.shape) >= 16
-    ]
-    inside = {id(parameter) for parameter in matrices}
-    others = [parameter for _, parameter in trained if id(parameter) not in inside]
-    optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(others, lr=rate if adapter else rate / 2, betas=(0.9, 0.98), weight_decay=0.0)
-    ]
-    if matrices:
-        optimizers.append(
-            torch.optim.Muon(matrices, lr=rate, momentum=0.95, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
-        )
-    return optimizers
-
-
 def _fit(
     learner: Learner,
     feed: Feed,
@@ -225,57 +203,35 @@ def _fit(
     Returns:
         The number of steps and the seconds they took.
     """
-    device = torch.device(options.device)
-    optimizers = _optimizers(learner, rate, adapter=len(watched) == 1)
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    peaks = [group["lr"] for group in groups]
-    parameters = [parameter for group in groups for parameter in group["params"]]
+    language_positions = 16 * options.batch if language_weight else 0
+    step = TrainingStep(learner, rate, muon=len(watched) > 1, language_positions=language_positions)
     warmup = min(200, steps // 10 + 1)
-    positions = min(_LANGUAGE_POSITIONS, 16 * options.batch)
     encoders = Encoders(options.out / "base")
     watch = take("heldout", WATCH_SEED, min(options.held_out, 2048))
     started = reported = time.monotonic()
     done = rows = last_reported = 0
-    sums = torch.zeros(3, device=device)
     learner.train()
     while True:
         progress = max(done / steps, (time.monotonic() - started) / (60 * minutes))
         if progress >= 1:
             break
         factor = min(1.0, (done + 1) / warmup) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
-        for group, peak in zip(groups, peaks, strict=True):
-            group["lr"] = peak * factor
-        batch = DeviceBatch.of(next(feed), device)
-        with _autocast(options):
-            hidden = learner.hidden_states(batch.ids)
-            weight = language_weight * max(0.1, 1 - 1.5 * progress)
-            language = learner.language_loss(hidden, batch, positions) if weight else hidden.new_zeros(())
-        logits = learner.logits(hidden, batch)
-        loss = functional.cross_entropy(logits, batch.labels)
-        (loss + weight * language).backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        batch = next(feed)
+        step(batch, factor, language_weight * max(0.1, 1 - 1.5 * progress))
         done += 1
         rows += len(batch.labels)
-        with torch.no_grad():
-            right = (logits.argmax(-1) == batch.labels).float().mean()
-            sums += torch.stack([loss.detach(), language.detach().float(), right])
-        now = time.monotonic()
-        if now - reported >= 10 or done in (1, 50):
-            count = done - last_reported
-            mean = (sums / count).tolist()
+        if time.monotonic() - reported >= 10 or done in (1, 50):
+            loss, language, accuracy = (step.sums / (done - last_reported)).tolist()
+            step.sums.zero_()
+            reported, last_reported = time.monotonic(), done
             print(
-                f"step {done:6d}  {now - started:6.1f} s  {rows / (now - started):8.0f} rows/s  loss {mean[0]:.4f}  "
-                f"language {mean[1]:.3f}  accuracy {mean[2]:.3f}  rate {rate * factor:.2e}",
+                f"step {done:6d}  {reported - started:6.1f} s  {rows / (reported - started):8.0f} rows/s  "
+                f"loss {loss:.4f}  language {language:.3f}  accuracy {accuracy:.3f}  rate {rate * factor:.2e}",
                 flush=True,
             )
-            if not math.isfinite(mean[0]):
-                raise FloatingPointError(f"the loss is {mean[0]} after {done} steps; try a lower rate")
-            sums.zero_()
-            reported, last_reported = now, done
-        if done % 2000 == 0:
+            if not math.isfinite(loss):
+                raise FloatingPointError(f"the loss is {loss} after {done} steps; try a lower rate")
+        if done % 5000 == 0:
             _report_held_out(learner, watch, encoders, watched, options)
     seconds = time.monotonic() - started
     _report_held_out(learner, watch, encoders, watched, options)

@@ -18,7 +18,13 @@ SCRIPTS = re.findall(r"```python\n(.*?)```", README, re.S)
 
 # What cannot run inside the suite, and what runs it instead.
 RUN_BY_CI = {"make setup", "make test", "make lint", "make demo"}
+_NO_ENGINE = "needs a Docker engine; test_docker.py and test_entrypoint.py check what it would run"
 RUN_ELSEWHERE = {
+    **dict.fromkeys((command for command in COMMANDS if "docker compose" in command), _NO_ENGINE),
+    "make fetch MODEL=jevany-4b": "test_fetch.py runs the same command against a Hub on this machine",
+    "make serve MODEL=jevany-4b": "needs a GPU and the Hub; test_lifecycle.py starts the same command",
+    ".venv/bin/jevany-admin add model_repository/jevany-tiny/1/checkpoint --base model_repository/jevany-tiny/1/base "
+    "--name my-jev --cpu": "test_families.py adds checkpoints to a repository of its own with the same command",
     "make serve MODEL=jevany-tiny": "test_lifecycle.py starts the same command and stops it",
     "make train-tiny": "test_jevany_tiny.py runs every stage of it, a few steps long",
 }

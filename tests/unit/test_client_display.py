@@ -39,6 +39,14 @@ def test_every_type_of_answer() -> None:
     ]
 
 
+def test_random_weights_are_shown() -> None:
+    file = io.StringIO()
+    usage = {"input_tokens": 5, "output_tokens": 2}
+    reply = {"model": "m", "weights": "random", "answer": answer(Noul("?"), [0.5, 0.5]), "usage": usage}
+    print_reply(Console(file=file), reply | {"latency_ms": 1.0})
+    assert file.getvalue().splitlines()[-1] == "m (random weights): 5 tokens in, 2 out, 1.0 ms"
+
+
 def test_many_options_are_cut_to_the_likely_ones() -> None:
     probabilities = [0.001] * 95 + [0.905 / 5] * 5
     question = Choice("?", {f"option {i}": None for i in range(100)})

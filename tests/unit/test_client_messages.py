@@ -114,6 +114,17 @@ def test_a_reply_is_read() -> None:
     }
 
 
+def test_random_weights_are_passed_on() -> None:
+    reply = _reply(TEAM, [0.25, 0.75])
+    assert reply.answer is not None
+    body = json.loads(reply.answer[0, 0]) | {"weights": "random"}
+    decision = read_reply(TEAM, Reply(np.array([[json.dumps(body).encode()]], dtype=object), reply.probabilities))
+    assert decision.weights == "random"
+    assert list(single_envelope(decision)) == ["model", "weights", "answer", "usage", "latency_ms"]
+    assert list(envelope({"a": decision})) == ["model", "weights", "answers", "usage", "latency_ms"]
+    assert envelope({"a": decision})["weights"] == "random"
+
+
 def test_a_decision_outlives_its_reply() -> None:
     reply = _reply(TEAM, [0.25, 0.75])
     decision = read_reply(TEAM, reply)

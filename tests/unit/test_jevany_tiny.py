@@ -1,11 +1,15 @@
 """The data, the tokenizer and the files of the tiny models."""
 
+from __future__ import annotations
+
 import datetime
 import itertools
 import json
 import random
 import re
 from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +22,7 @@ from jevany_tiny.decisions import (
     MAKERS,
     decisions,
     facts,
+    lessons,
     phrases,
     routing,
     scene,
@@ -27,19 +32,21 @@ from jevany_tiny.decisions import (
     tools,
     urgency,
 )
+from jevany_tiny.decisions.phrases import Split
+from jevany_tiny.decisions.stream import Maker
 from jevany_tiny.tokenizer import SplitText, save_tokenizer, texts, train_tokenizer
 
 MODULES = (facts, routing, scene, screening, thresholds, tools, urgency)
 
 
 @pytest.fixture(scope="module")
-def tokenizer_folder(tmp_path_factory):
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("tokenizer")
     save_tokenizer(train_tokenizer(seed=0, examples=2_000), folder)
     return folder
 
 
-def of(maker, split="train", count=300):
+def of(maker: Maker, split: Split = "train", count: int = 300) -> Any:
     return itertools.islice(decisions(split, "tests", ((maker, 1),)), count)
 
 
@@ -47,12 +54,12 @@ def of(maker, split="train", count=300):
 
 
 @pytest.mark.parametrize("split", ["train", "heldout"])
-def test_the_same_seed_gives_the_same_decisions(split):
+def test_the_same_seed_gives_the_same_decisions(split: Split) -> None:
     assert take(split, 3, 500) == take(split, 3, 500)
     assert take(split, 3, 50) != take(split, 4, 50)
 
 
-def test_every_domain_and_type_is_well_represented():
+def test_every_domain_and_type_is_well_represented() -> None:
     examples = take("heldout", 0, 6000)
     domains = Counter(example.domain for example in examples)
     kinds = Counter(example.question["type"] for example in examples)
@@ -63,7 +70,7 @@ def test_every_domain_and_type_is_well_represented():
 
 
 @pytest.mark.parametrize("split", ["train", "heldout"])
-def test_every_decision_is_a_valid_request(split):
+def test_every_decision_is_a_valid_request(split: Split) -> None:
     for example in take(split, 1, 3000):
         request = request_from_json(json.loads(json.dumps(example.request())))
         options = request.questions[example.question_id].option_texts
@@ -73,8 +80,8 @@ def test_every_decision_is_a_valid_request(split):
 
 
 @pytest.mark.parametrize("split", ["train", "heldout"])
-def test_labels_are_balanced_by_place(split):
-    counts = defaultdict(Counter)
+def test_labels_are_balanced_by_place(split: Split) -> None:
+    counts: defaultdict[tuple[str, int], Counter[int]] = defaultdict(Counter)
     for example in take(split, 2, 30_000):
         counts[example.question["type"], example.option_count][example.label] += 1
     for (kind, options), labels in counts.items():
@@ -85,8 +92,9 @@ def test_labels_are_balanced_by_place(split):
         assert all(abs(labels[place] - total / options) < margin for place in range(options)), (kind, options, labels)
 
 
-def test_labels_are_balanced_by_option_name():
-    shown, right = Counter(), Counter()
+def test_labels_are_balanced_by_option_name() -> None:
+    shown: Counter[tuple[str, int]] = Counter()
+    right: Counter[tuple[str, int]] = Counter()
     for example in take("train", 5, 30_000):
         for place, text in enumerate(question_from_json(example.question, "question").option_texts):
             key = (text, example.option_count)
@@ -98,9 +106,10 @@ def test_labels_are_balanced_by_option_name():
             assert abs(right[text, options] - expected) < 5 * expected**0.5, text
 
 
-def test_labels_are_balanced_by_question():
+def test_labels_are_balanced_by_question() -> None:
     """Without the state, the words of a question say nothing about its answer."""
-    shown, yes = Counter(), Counter()
+    shown: Counter[str] = Counter()
+    yes: Counter[str] = Counter()
     for example in take("train", 6, 30_000):
         if example.question["type"] == "noul":
             for word in set(re.findall(r"[a-z]+", example.question["instructions"].lower())):
@@ -114,8 +123,8 @@ def test_labels_are_balanced_by_question():
 # The held-out split. ---------------------------------------------------------------------------------------------
 
 
-def pools():
-    def inside(value):
+def pools() -> Any:
+    def inside(value: Any) -> Any:
         if isinstance(value, phrases.Phrases):
             yield value
         elif isinstance(value, (tuple, list)):
@@ -130,7 +139,7 @@ def pools():
         yield from inside([value for name, value in vars(module).items() if not name.startswith("__")])
 
 
-def test_held_out_frames_are_not_training_frames():
+def test_held_out_frames_are_not_training_frames() -> None:
     count = 0
     for pool in pools():
         assert pool.train
@@ -141,7 +150,7 @@ def test_held_out_frames_are_not_training_frames():
 
 
 @pytest.mark.parametrize("draw", [phrases.person, phrases.place, phrases.company, phrases.coined_name])
-def test_held_out_names_are_not_training_names(draw):
+def test_held_out_names_are_not_training_names(draw: Any) -> None:
     rng = random.Random(0)
     seen = {split: {draw(rng, split) for _ in range(3000)} for split in ("train", "heldout")}
     assert not seen["train"] & seen["heldout"]
@@ -149,7 +158,7 @@ def test_held_out_names_are_not_training_names(draw):
 
 
 @pytest.mark.parametrize("maker", [routing.desk_choice, tools.tool_choice])
-def test_held_out_option_sets_are_not_training_sets(maker):
+def test_held_out_option_sets_are_not_training_sets(maker: Maker) -> None:
     by_split = {}
     for split in ("train", "heldout"):
         names = {name: key for key, tool in tools.TOOLS.items() for name in tool.names}
@@ -165,7 +174,7 @@ def test_held_out_option_sets_are_not_training_sets(maker):
 # Labels follow from the state. -----------------------------------------------------------------------------------
 
 
-def record(state):
+def record(state: Any) -> Any:
     """Reads the records of a state that is an object or a list, or returns None."""
     while isinstance(state, dict) and not all(isinstance(value, dict) for value in state.values()):
         inner = [value for value in state.values() if isinstance(value, (dict, list))]
@@ -186,20 +195,20 @@ def record(state):
     return state if isinstance(state, dict) else None
 
 
-def nested(state):
+def nested(state: Any) -> Any:
     inner = next(iter(state.values()))
     return isinstance(inner, list) or all(isinstance(value, dict) for value in inner.values())
 
 
-def number(value):
-    return int(re.search(r"\d+", str(value))[0])
+def number(value: Any) -> Any:
+    return int(re.findall(r"\d+", str(value))[0])
 
 
-def named(rows, instructions):
+def named(rows: Any, instructions: Any) -> Any:
     return max((name for name in rows if name in instructions), key=len, default=None)
 
 
-def test_value_choices_follow_from_the_records():
+def test_value_choices_follow_from_the_records() -> None:
     checked = 0
     for example in of(facts.value_choice, count=1500):
         rows = record(example.state)
@@ -212,7 +221,7 @@ def test_value_choices_follow_from_the_records():
     assert checked > 300
 
 
-def test_limits_follow_from_the_records():
+def test_limits_follow_from_the_records() -> None:
     checked = 0
     for example in of(thresholds.limit_noul, count=1500):
         rows = record(example.state)
@@ -231,7 +240,7 @@ def test_limits_follow_from_the_records():
     assert checked > 300
 
 
-def test_bands_follow_from_the_records():
+def test_bands_follow_from_the_records() -> None:
     checked = 0
     for example in of(thresholds.band_score, count=1500):
         rows = record(example.state)
@@ -249,7 +258,7 @@ def test_bands_follow_from_the_records():
     assert checked > 300
 
 
-def test_dates_follow_from_the_state():
+def test_dates_follow_from_the_state() -> None:
     pattern = re.compile(r"\d{4}-\d\d-\d\d")
     checked = 0
     for example in of(thresholds.date_noul, count=1500):
@@ -264,10 +273,10 @@ def test_dates_follow_from_the_state():
     assert checked > 50
 
 
-def test_departments_follow_from_a_lone_message():
+def test_departments_follow_from_a_lone_message() -> None:
     by_name = {name: department for department in routing.DEPARTMENTS.values() for name in department.names}
 
-    def pattern(frame):
+    def pattern(frame: str) -> str:
         parts = re.split(r"(<[^<>]*>|\{\w+\})", frame)
         return "".join(
             "(?:" + "|".join(pattern(part) for part in piece[1:-1].split("|")) + ")"
@@ -285,7 +294,7 @@ def test_departments_follow_from_a_lone_message():
     assert checked == 1000
 
 
-def test_held_out_sentences_use_words_that_training_knows():
+def test_held_out_sentences_use_words_that_training_knows() -> None:
     known = set()
     for text in texts(take("train", 8, 40_000)):
         known.update(re.findall(r"[a-z]+", text.lower()))
@@ -298,7 +307,7 @@ def test_held_out_sentences_use_words_that_training_knows():
 # Tokenizer. ------------------------------------------------------------------------------------------------------
 
 
-def test_all_labels_are_single_tokens(tokenizer_folder):
+def test_all_labels_are_single_tokens(tokenizer_folder: Path) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
@@ -312,14 +321,14 @@ def test_all_labels_are_single_tokens(tokenizer_folder):
     assert not find_delimiters(tokenizer).added
 
 
-def test_text_survives_the_tokenizer(tokenizer_folder):
+def test_text_survives_the_tokenizer(tokenizer_folder: Path) -> None:
     tokenizer = SplitText.from_folder(tokenizer_folder)
     strange = ["Größe: 12,50 € — naïve 日本 😀\n\tx", "it's O'Brien's  two  spaces ", "ABCdef_12-x/y"]
     for text in itertools.chain(strange, texts(take("heldout", 9, 200))):
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
-def test_a_name_is_the_same_tokens_everywhere(tokenizer_folder):
+def test_a_name_is_the_same_tokens_everywhere(tokenizer_folder: Path) -> None:
     tokenizer = SplitText.from_folder(tokenizer_folder)
     alone = tokenizer("Pregrund")["input_ids"]
     for text in ("ask Pregrund about it", 'said "Pregrund"', "(Pregrund)", "- Pregrund\n"):
@@ -327,19 +336,19 @@ def test_a_name_is_the_same_tokens_everywhere(tokenizer_folder):
         assert any(ids[start : start + len(alone)] == alone for start in range(len(ids)))
 
 
-def test_digits_are_single_tokens(tokenizer_folder):
+def test_digits_are_single_tokens(tokenizer_folder: Path) -> None:
     tokenizer = SplitText.from_folder(tokenizer_folder)
     assert len(tokenizer("90210")["input_ids"]) == 5
 
 
-def test_the_tokenizer_is_deterministic():
+def test_the_tokenizer_is_deterministic() -> None:
     assert train_tokenizer(1, 500).to_str() == train_tokenizer(1, 500).to_str()
 
 
 # Batches. --------------------------------------------------------------------------------------------------------
 
 
-def test_batches_hold_the_rows_that_are_served(tokenizer_folder):
+def test_batches_hold_the_rows_that_are_served(tokenizer_folder: Path) -> None:
     encoders = Encoders(tokenizer_folder)
     examples = take("heldout", 0, 20)
     for readout in ("pointer", "direct-token"):
@@ -354,15 +363,24 @@ def test_batches_hold_the_rows_that_are_served(tokenizer_folder):
             assert batch.labels[index] == example.label
 
 
-def test_training_batches_depend_on_the_seed_only(tokenizer_folder):
+def test_training_batches_depend_on_the_seed_only(tokenizer_folder: Path) -> None:
     encoders = Encoders(tokenizer_folder)
-    streams = [training_batches(encoders, ("pointer",), seed, 8) for seed in ("a", "a", "b")]
+    streams = [training_batches(encoders, ("pointer",), seed, 8, 1000) for seed in ("a", "a", "b")]
     first, second, third = (list(itertools.islice(stream, 4)) for stream in streams)
     assert all(np.array_equal(one.ids, other.ids) for one, other in zip(first, second, strict=True))
     assert not all(np.array_equal(one.ids, other.ids) for one, other in zip(first, third, strict=True))
 
 
-def test_every_maker_has_a_weight():
+def test_lessons_go_from_easy_to_hard() -> None:
+    first = list(itertools.islice(lessons("lessons", 100_000), 1500))
+    full = list(itertools.islice(lessons("lessons", 0), 1500))
+    # At first nearly everything asks to find and match; later every kind of decision is there, in longer states.
+    assert sum(example.domain == "thresholds" for example in first) < 30
+    assert sum(example.domain == "thresholds" for example in full) > 200
+    assert np.mean([len(str(e.state)) for e in first]) < 0.75 * np.mean([len(str(e.state)) for e in full])
+
+
+def test_every_maker_has_a_weight() -> None:
     assert all(weight > 0 for _, weight in MAKERS)
 
 
@@ -370,7 +388,7 @@ def test_every_maker_has_a_weight():
 
 
 @pytest.mark.timeout(240)
-def test_a_short_training_leaves_checkpoints_that_can_be_served(tmp_path):
+def test_a_short_training_leaves_checkpoints_that_can_be_served(tmp_path: Path) -> None:
     pytest.importorskip("peft")
     import torch
 
@@ -387,7 +405,7 @@ def test_a_short_training_leaves_checkpoints_that_can_be_served(tmp_path):
             assert probabilities.sum() == pytest.approx(1, abs=1e-5)
 
 
-def test_the_temperature_is_the_likeliest():
+def test_the_temperature_is_the_likeliest() -> None:
     import torch
 
     from jevany_tiny.train import fit_temperature
@@ -398,7 +416,7 @@ def test_the_temperature_is_the_likeliest():
     assert fit_temperature(logits * 3, labels) == pytest.approx(3, rel=0.05)
 
 
-def test_calibration_error_of_known_predictions():
+def test_calibration_error_of_known_predictions() -> None:
     from jevany_tiny.evaluate import calibration_error
 
     confidence = np.array([0.9] * 10 + [0.6] * 10)

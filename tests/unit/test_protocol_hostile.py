@@ -319,7 +319,7 @@ def test_a_body_cannot_grow_by_its_indentation() -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse_request(body)
 
-    assert caught.value.message == "state: nested so deeply that its indentation exceeds 4194304 characters"
+    assert caught.value.message == "state: nested so deeply that its indentation exceeds 2097152 characters"
 
 
 @PROPERTY

@@ -313,7 +313,7 @@ def test_a_body_over_the_greatest_size_is_refused_unread() -> None:
     with pytest.raises(TooLong) as caught:
         parse_request(b"\xff" * (MAX_REQUEST_BYTES + 1))
 
-    assert caught.value.wire_text() == "context_length_exceeded: request: 4194305 bytes; the limit is 4194304"
+    assert caught.value.wire_text() == "context_length_exceeded: request: 2097153 bytes; the limit is 2097152"
 
 
 # Questions that Python code makes.

@@ -1,6 +1,27 @@
 """A JevAny checkpoint: adapter, head and tokenizer, and the base model they belong to."""
 
 from jevany_backend.checkpoint.errors import CheckpointError, first_line
-from jevany_backend.checkpoint.load import CheckpointFiles, load_readout, load_text_model, open_checkpoint
+from jevany_backend.checkpoint.load import (
+    CheckpointFiles,
+    load_readout,
+    load_text_model,
+    memory_need,
+    open_checkpoint,
+    plan,
+)
+from jevany_backend.checkpoint.random_weights import RandomRelease, open_random, random_readout, random_text_model
 
-__all__ = ["CheckpointError", "CheckpointFiles", "first_line", "load_readout", "load_text_model", "open_checkpoint"]
+__all__ = [
+    "CheckpointError",
+    "CheckpointFiles",
+    "RandomRelease",
+    "first_line",
+    "load_readout",
+    "load_text_model",
+    "memory_need",
+    "open_checkpoint",
+    "open_random",
+    "plan",
+    "random_readout",
+    "random_text_model",
+]

@@ -1,11 +1,12 @@
-"""The LoRA adapter: read from PEFT's files and folded into the base weights, one tensor at a time."""
+"""The LoRA adapter: read from PEFT's files, and what it adds to the base's weights."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,78 +33,79 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
-@dataclass
+@dataclass(frozen=True)
+class LoraPair:
+    """What the adapter adds to one weight: scale B A.
+
+    Attributes:
+        down: A, (r, in), in host memory.
+        up: B, (out, r), in host memory.
+        scale: alpha / r.
+    """
+
+    down: torch.Tensor
+    up: torch.Tensor
+    scale: float
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The shape of the weight that it belongs to, (out, in)."""
+        return self.up.shape[0], self.down.shape[1]
+
+    def add_to(self, weight: torch.Tensor, first_row: int) -> None:
+        """Add the adapter's part to some rows of its weight, in place.
+
+        Args:
+            weight: (rows, in), float32, on any device.
+            first_row: The number of its first row in the whole weight.
+        """
+        up = self.up[first_row : first_row + len(weight)].to(weight.device, torch.float32)
+        weight.add_(up @ self.down.to(weight.device, torch.float32), alpha=self.scale)
+
+
+@dataclass(frozen=True)
 class Adapter:
-    """A LoRA adapter, ready to be merged.
+    """A LoRA adapter, in host memory.
 
     Attributes:
         path: The file it came from, for messages.
-        pairs: Module name in the text decoder (``layers.0.mlp.up_proj``) -> A (r, in), B (out, r), scale.
-        token_rows: Token id -> its trained embedding, (hidden,).
-        merged: The modules that have been merged so far.
+        pairs: What it adds to each module of the text decoder (``layers.0.mlp.up_proj``).
+        token_rows: Embedding module (``embed_tokens``) -> token id -> its trained row, (width,).
     """
 
     path: Path
-    pairs: dict[str, tuple[torch.Tensor, torch.Tensor, float]]
-    token_rows: dict[int, torch.Tensor]
-    merged: set[str] = field(default_factory=set)
+    pairs: dict[str, LoraPair]
+    token_rows: dict[str, dict[int, torch.Tensor]]
 
-    def merge(self, name: str, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Fold the adapter into one weight: W' = dtype(float32(W) + scale B A), rounded once.
-
-        Args:
-            name: The tensor's name in the text decoder, ``layers.0.mlp.up_proj.weight``.
-            weight: The base's weight, (out, in), any dtype, on the device of the result.
-            dtype: The dtype to serve in.
-
-        Returns:
-            The weight to serve, in ``dtype``; the same values as ``weight`` where the adapter has nothing for it.
-
-        Raises:
-            CheckpointError: The adapter was trained on a base of another shape.
-        """
-        module = name.removesuffix(".weight")
-        if module not in self.pairs or module == name:
-            return weight.to(dtype)
-        down, up, scale = self.pairs[module]
-        if weight.shape != (up.shape[0], down.shape[1]):
-            raise CheckpointError(
-                f"{self.path}: {module} is trained for a weight of {(up.shape[0], down.shape[1])}, but the base's is "
-                f"{tuple(weight.shape)}; this adapter belongs to another base"
-            )
-        self.merged.add(module)
-        product = up.to(weight.device, torch.float32) @ down.to(weight.device, torch.float32)
-        return weight.float().add_(product, alpha=scale).to(dtype)
-
-    def replace_token_rows(self, embedding: torch.Tensor) -> None:
-        """Write the trained token embeddings over the base's, in place.
+    def check_fits(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Check that every part of the adapter has its place in the text decoder.
 
         Args:
-            embedding: The embedding matrix, (vocabulary, hidden), already grown where tokens were added.
+            shapes: The shapes of the decoder's weights by name, rows of added tokens included.
 
         Raises:
-            CheckpointError: A trained token lies outside the matrix, or has another width.
+            CheckpointError: Names a module that the base does not have, or has in another shape.
         """
-        for token, row in self.token_rows.items():
-            if token >= embedding.shape[0] or row.shape[0] != embedding.shape[1]:
-                raise CheckpointError(
-                    f"{self.path}: trains token {token} with {row.shape[0]} values, but the base's embedding is "
-                    f"{tuple(embedding.shape)}; this adapter belongs to another base"
-                )
-            embedding[token] = row.to(embedding.device, embedding.dtype)
-
-    def check_all_merged(self) -> None:
-        """Check that no part of the adapter was left over.
-
-        Raises:
-            CheckpointError: Names a module that the base does not have.
-        """
-        left = sorted(set(self.pairs) - self.merged)
+        left = sorted(module for module in self.pairs if f"{module}.weight" not in shapes)
         if left:
             raise CheckpointError(
                 f"{self.path}: {len(left)} of {len(self.pairs)} adapted modules do not exist in the base, "
                 f"the first is {left[0]}; this adapter belongs to another base"
             )
+        for module, pair in self.pairs.items():
+            if pair.shape != shapes[f"{module}.weight"]:
+                raise CheckpointError(
+                    f"{self.path}: {module} is trained for a weight of {pair.shape}, but the base's is "
+                    f"{shapes[f'{module}.weight']}; this adapter belongs to another base"
+                )
+        for module, rows in self.token_rows.items():
+            shape = shapes.get(f"{module}.weight", (0, 0))
+            for token, row in rows.items():
+                if not 0 <= token < shape[0] or tuple(row.shape) != shape[1:]:
+                    raise CheckpointError(
+                        f"{self.path}: trains token {token} with {tuple(row.shape)} values, but the base's {module} is "
+                        f"{shape}; this adapter belongs to another base"
+                    )
 
 
 def read_adapter(directory: Path) -> Adapter:
@@ -125,13 +127,13 @@ def read_adapter(directory: Path) -> Adapter:
         raise CheckpointError(f"{path}: not a safetensors file: {error}") from None
 
     halves: dict[str, dict[str, torch.Tensor]] = {}
-    token_rows: dict[int, torch.Tensor] = {}
+    token_rows: dict[str, dict[int, torch.Tensor]] = {}
     for key, tensor in tensors.items():
         name = _decoder_name(key)
         if match := re.fullmatch(r"(.+)\.lora_([AB])\.weight", name):
             halves.setdefault(match[1], {})[match[2]] = tensor
         elif match := re.fullmatch(r"(.+)\.token_adapter\.trainable_tokens_delta", name):
-            token_rows = _token_rows(config, match[1], tensor, path)
+            token_rows[match[1]] = _token_rows(config, match[1], tensor, path)
         elif name.endswith(".token_adapter.base_layer.weight"):
             continue  # PEFT saves a grown embedding whole; the base and the trained rows give the same one.
         else:
@@ -142,7 +144,7 @@ def read_adapter(directory: Path) -> Adapter:
             raise CheckpointError(f"{path}: {module} has only half of its LoRA pair")
         if pair["A"].shape[0] != pair["B"].shape[1]:
             raise CheckpointError(f"{path}: {module} has ranks {pair['A'].shape[0]} and {pair['B'].shape[1]}")
-        pairs[module] = (pair["A"], pair["B"], _scale(config, module, pair["A"].shape[0]))
+        pairs[module] = LoraPair(pair["A"], pair["B"], _scale(config, module, pair["A"].shape[0]))
     return Adapter(path, pairs, token_rows)
 
 

@@ -1,17 +1,17 @@
-"""The base model's files: its text decoder's configuration and weights, out of whatever wraps them."""
+"""The base model's files: its text decoder's configuration and tensors, out of whatever wraps them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig
 
 from jevany_backend.checkpoint.errors import CheckpointError, first_line
+from jevany_backend.checkpoint.shards import StoredTensor, read_header
+from jevany_backend.checkpoint.stream import read_rows
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -22,10 +22,15 @@ _HEAD_NAMES = ("lm_head.weight", "language_model.lm_head.weight")
 
 
 class BaseFiles:
-    """A base model on disk.
+    """A base model on disk, of which only the headers have been read.
 
     Args:
         directory: Holds ``config.json`` and ``model.safetensors`` or its shards with their index.
+
+    Attributes:
+        config: The text decoder's configuration.
+        tensors: The text decoder's tensors by their names in it (``layers.0.mlp.up_proj.weight``).
+        quantised_block: Rows and columns that share a scale in a base released as fp8, else None.
 
     Raises:
         CheckpointError: A file is missing or broken, or there is no text decoder in it.
@@ -34,60 +39,37 @@ class BaseFiles:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.config = _read_text_config(directory)
-        self._shard_of = _index_tensors(directory)
-        self._prefix = self._find_prefix()
+        self.quantised_block = _read_quantised_block(directory / "config.json")
+        self._stored = _read_headers(directory)
+        prefix = self._find_prefix()
+        self.tensors = {
+            name.removeprefix(prefix): stored for name, stored in self._stored.items() if name.startswith(prefix)
+        }
 
     def _find_prefix(self) -> str:
         for prefix in _DECODER_PREFIXES:
-            if f"{prefix}embed_tokens.weight" in self._shard_of:
+            if f"{prefix}embed_tokens.weight" in self._stored:
                 return prefix
         raise CheckpointError(f"{self.directory}: no text decoder: there is no embed_tokens.weight in its tensors")
 
-    @property
-    def shards(self) -> list[Path]:
-        """The files that hold the text decoder, in order."""
-        names = {file for name, file in self._shard_of.items() if name.startswith(self._prefix)}
-        return [self.directory / name for name in sorted(names)]
-
-    def decoder_tensors(self, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the text decoder's tensors one at a time, shard by shard.
-
-        Args:
-            device: Where each tensor is read to.
-
-        Yields:
-            The tensor's name in the text decoder (``layers.0.mlp.up_proj.weight``) and the tensor as stored.
-
-        Raises:
-            CheckpointError: A shard is missing or broken.
-        """
-        for shard in self.shards:
-            with _open(shard, device) as file:
-                for name in file.keys():  # noqa: SIM118 - a safetensors file is not a mapping
-                    if name.startswith(self._prefix):
-                        yield name.removeprefix(self._prefix), file.get_tensor(name)
-
-    def head_rows(self, rows: list[int], device: torch.device) -> torch.Tensor:
+    def head_rows(self, rows: list[int]) -> torch.Tensor:
         """Read some rows of the vocabulary head, which is the embedding matrix where the two are tied.
 
         Args:
             rows: Token ids, R of them.
-            device: Where the rows are read to.
 
         Returns:
-            (R, hidden), as stored.
+            (R, hidden), as stored, in host memory.
 
         Raises:
             CheckpointError: The base has no head of its own and its embeddings are not tied.
         """
-        name = next((name for name in _HEAD_NAMES if name in self._shard_of), None)
-        if self.config.tie_word_embeddings or name is None:
-            if not self.config.tie_word_embeddings:
-                raise CheckpointError(f"{self.directory}: no lm_head.weight, and the embeddings are not tied to it")
-            name = f"{self._prefix}embed_tokens.weight"
-        with _open(self.directory / self._shard_of[name], device) as file:
-            part = file.get_slice(name)
-            return torch.stack([part[row] for row in rows])
+        head = next((self._stored[name] for name in _HEAD_NAMES if name in self._stored), None)
+        if self.config.tie_word_embeddings:
+            head = self.tensors["embed_tokens.weight"]
+        if head is None:
+            raise CheckpointError(f"{self.directory}: no lm_head.weight, and the embeddings are not tied to it")
+        return read_rows(head, rows)
 
 
 def _read_text_config(directory: Path) -> PretrainedConfig:
@@ -100,26 +82,37 @@ def _read_text_config(directory: Path) -> PretrainedConfig:
         raise CheckpointError(f"{path}: {first_line(error)}") from None
 
 
-def _index_tensors(directory: Path) -> dict[str, str]:
+def _read_quantised_block(path: Path) -> tuple[int, int] | None:
+    quantisation: dict[str, Any] | None = json.loads(path.read_text(encoding="utf-8")).get("quantization_config")
+    if not quantisation:
+        return None
+    method, block = quantisation.get("quant_method"), quantisation.get("weight_block_size")
+    if method != "fp8" or not (isinstance(block, list) and len(block) == 2 and all(type(n) is int for n in block)):
+        raise CheckpointError(
+            f"{path}: quantization_config is {method!r} with weight_block_size {block!r}; "
+            "only bases in full precision and fp8 ones with a scale for each block are served"
+        )
+    return block[0], block[1]
+
+
+def _read_headers(directory: Path) -> dict[str, StoredTensor]:
     index = directory / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        except (ValueError, KeyError, TypeError):
-            raise CheckpointError(f"{index}: not an index of safetensors shards") from None
-        for file in sorted(set(weight_map.values())):
-            if Path(file).name != file or not (directory / file).is_file():
-                raise CheckpointError(f"{directory / file}: missing, but {index.name} names it")
-        return weight_map
-    single = directory / "model.safetensors"
-    if not single.is_file():
-        raise CheckpointError(f"{directory}: neither model.safetensors nor model.safetensors.index.json")
-    with _open(single, torch.device("cpu")) as file:
-        return dict.fromkeys(file.keys(), single.name)
-
-
-def _open(path: Path, device: torch.device) -> safe_open:
+    if not index.is_file():
+        single = directory / "model.safetensors"
+        if not single.is_file():
+            raise CheckpointError(f"{directory}: neither model.safetensors nor model.safetensors.index.json")
+        return read_header(single)
     try:
-        return safe_open(path, framework="pt", device=str(device))
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path}: not a safetensors file: {error}") from None
+        file_of: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        files = sorted(set(file_of.values()))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise CheckpointError(f"{index}: not an index of safetensors shards") from None
+    stored: dict[str, StoredTensor] = {}
+    for file in files:
+        if Path(file).name != file or not (directory / file).is_file():
+            raise CheckpointError(f"{directory / file}: missing, but {index.name} names it")
+        stored |= read_header(directory / file)
+    for name, file in file_of.items():
+        if name not in stored or stored[name].path.name != file:
+            raise CheckpointError(f"{directory / file}: {name} is not in it, but {index.name} says so")
+    return stored

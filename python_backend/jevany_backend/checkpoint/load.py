@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import AutoModel, AutoTokenizer
-from transformers.initialization import no_init_weights
+from transformers import AutoTokenizer
 
-from jevany_backend.checkpoint.adapter import Adapter, read_adapter
 from jevany_backend.checkpoint.base import BaseFiles
 from jevany_backend.checkpoint.errors import CheckpointError, first_line
 from jevany_backend.checkpoint.head_file import HeadFile, read_head_file
+from jevany_backend.checkpoint.memory import GB, MemoryNeed, check_memory, workspace
+from jevany_backend.checkpoint.plan import TOKEN_TABLES, WeightPlan, build_model, plan_weights
 from jevany_backend.checkpoint.source import resolve_directory
-from jevany_backend.encoding import Delimiters, build_labels, find_delimiters, label_ids
+from jevany_backend.checkpoint.stream import WeightStream
+from jevany_backend.encoding import Delimiters, Limits, build_labels, find_delimiters, label_ids
 from jevany_backend.readout import DirectTokenReadout, PointerReadout, Readout
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +47,11 @@ class CheckpointFiles:
     tokenizer: PreTrainedTokenizerBase
     delimiters: Delimiters
     labels: list[str] | None
+
+    @property
+    def config(self) -> PretrainedConfig:
+        """The configuration of the base's text decoder."""
+        return self.base.config
 
 
 def open_checkpoint(adapter: str, base: str | None = None, relative_to: Path | None = None) -> CheckpointFiles:
@@ -73,75 +81,105 @@ def open_checkpoint(adapter: str, base: str | None = None, relative_to: Path | N
     return CheckpointFiles(directory, head, BaseFiles(base_directory), tokenizer, delimiters, labels)
 
 
-def load_text_model(files: CheckpointFiles, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+def plan(files: CheckpointFiles, dtype: torch.dtype) -> WeightPlan:
+    """Check that the weights of a checkpoint and of its base fit each other, by their headers.
+
+    Raises:
+        CheckpointError: They do not, or a tensor is missing.
+    """
+    added = files.delimiters.ids if files.delimiters.added else ()
+    return plan_weights(files.directory, files.base, files.tokenizer, added, dtype)
+
+
+def memory_need(files: CheckpointFiles, weights: WeightPlan, row_tokens: int) -> MemoryNeed:
+    """Return the memory that a checkpoint takes on its device.
+
+    Args:
+        files: The checkpoint.
+        weights: Its weights.
+        row_tokens: The longest row it shall answer.
+    """
+    head = len(files.labels or ()) * weights.config.hidden_size * weights.dtype.itemsize
+    head += sum(tensor.nbytes for tensor in (files.head.head or {}).values())
+    return MemoryNeed(weights.nbytes, head, workspace(weights.config, weights.dtype, row_tokens), weights.dtype)
+
+
+def load_text_model(
+    files: CheckpointFiles, device: torch.device, dtype: torch.dtype, row_tokens: int = Limits.row_tokens
+) -> PreTrainedModel:
     """Load the base's text decoder with the adapter merged into it.
 
-    Each tensor is read, merged in float32, rounded once to ``dtype`` and copied to its place; no second copy of the
-    weights exists at any time.
+    Each block of a tensor is read, merged in float32, rounded once to ``dtype`` and put in its place; no second copy
+    of the weights exists at any time.
 
     Args:
         files: The checkpoint.
         device: Where the weights go.
         dtype: What they are served in.
+        row_tokens: The longest row that the device must have room for.
 
     Returns:
         transformers' text model, in evaluation mode.
 
     Raises:
-        CheckpointError: Base and adapter do not fit each other, or a tensor is missing.
+        CheckpointError: Base and adapter do not fit each other, the device is too small, or a tensor cannot be read.
+            Whatever had been loaded is gone from the device.
+        torch.cuda.OutOfMemoryError: The device turned out too small after all; likewise.
     """
-    adapter = read_adapter(files.directory)
-    model = _allocate(files, device, dtype)
+    weights = plan(files, dtype)
+    check_memory(memory_need(files, weights, row_tokens), device)
+    try:
+        return _load(weights, device)
+    except (CheckpointError, torch.cuda.OutOfMemoryError) as error:
+        # The frames of a traceback hold the half-loaded weights, so the error goes on without them.
+        failure = error.with_traceback(None)
+        failure.__context__ = None
+    _release(device)
+    raise failure
+
+
+def _load(weights: WeightPlan, device: torch.device) -> PreTrainedModel:
+    model = build_model(weights.config, device, weights.dtype)
     # Persistent buffers are part of the checkpoint as parameters are.
     targets = dict(model.state_dict(keep_vars=True))
-    missing = set(targets)
+    shards = weights.by_shard()
+    started, total = time.perf_counter(), 0
+    with WeightStream(device) as stream:
+        for number, (path, names) in enumerate(shards.items(), 1):
+            shard_started = time.perf_counter()
+            nbytes = stream.read(path, [weights.weight(name, targets[name]) for name in names])
+            total += nbytes
+            log.info("shard %d of %d, %s: %s", number, len(shards), path.name, _rate(nbytes, shard_started))
     with torch.no_grad():
-        for name, tensor in files.base.decoder_tensors(device):
-            if name not in targets:
-                continue
-            _copy(name, adapter.merge(name, tensor, dtype), targets[name], files)
-            missing.discard(name)
-        if missing:
-            raise CheckpointError(f"{files.base.directory}: {len(missing)} tensors are missing, as {min(missing)}")
-        adapter.check_all_merged()
-        _set_added_tokens(model, files, adapter)
-    return model.eval().requires_grad_(False)
-
-
-def _allocate(files: CheckpointFiles, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    # Building on the device itself computes the rotary tables there; only the weights stay unset.
-    with no_init_weights(), device:
-        model = AutoModel.from_config(files.base.config, dtype=dtype, trust_remote_code=False)
-    rows = max(files.tokenizer.get_vocab().values()) + 1
-    embedding = model.get_input_embeddings()
-    if rows > embedding.num_embeddings:
-        if not files.delimiters.added:
-            raise CheckpointError(
-                f"{files.directory}: its tokenizer has {rows} tokens, but the base embeds only "
-                f"{embedding.num_embeddings}; tokenizer and base do not belong together"
-            )
-        with device:
-            model.set_input_embeddings(torch.nn.Embedding(rows, embedding.embedding_dim, dtype=dtype))
+        _set_added_rows(weights, targets)
+    _release(device)
+    log.info("all %d shards: %s", len(shards), _rate(total, started))
     return model
 
 
-def _copy(name: str, tensor: torch.Tensor, target: torch.Tensor, files: CheckpointFiles) -> None:
-    if name == "embed_tokens.weight" and tensor.shape[0] < target.shape[0]:
-        target = target[: tensor.shape[0]]  # The rows of added tokens are set at the end.
-    if tensor.shape != target.shape:
-        raise CheckpointError(
-            f"{files.base.directory}: {name} has shape {tuple(tensor.shape)}, but config.json makes it "
-            f"{tuple(target.shape)}"
-        )
-    target.copy_(tensor)
+def _rate(nbytes: int, started: float) -> str:
+    seconds = time.perf_counter() - started
+    return f"{nbytes / GB:.2f} GB in {seconds:.2f} s, {nbytes / GB / seconds:.1f} GB/s"
 
 
-def _set_added_tokens(model: PreTrainedModel, files: CheckpointFiles, adapter: Adapter) -> None:
-    embedding: torch.Tensor = model.get_parameter("embed_tokens.weight")
-    if files.delimiters.added:
-        base_rows = min(files.base.config.vocab_size, embedding.shape[0])
-        embedding[list(files.delimiters.ids)] = embedding[:base_rows].mean(dim=0)
-    adapter.replace_token_rows(embedding)
+def _set_added_rows(weights: WeightPlan, targets: dict[str, torch.Tensor]) -> None:
+    """Set the rows of added tokens, and over them the rows that the adapter has trained."""
+    for table in TOKEN_TABLES:
+        name = f"{table}.weight"
+        if name not in targets:
+            continue
+        target = targets[name]
+        if weights.added_ids:
+            target[list(weights.added_ids)] = target[: weights.stored[name].rows].mean(dim=0)
+        for token, row in weights.adapter.token_rows.get(table, {}).items():
+            target[token] = row.to(target.device, target.dtype)
+
+
+def _release(device: torch.device) -> None:
+    """Give back what the device no longer needs."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def load_readout(files: CheckpointFiles, device: torch.device, dtype: torch.dtype) -> Readout:
@@ -157,8 +195,8 @@ def load_readout(files: CheckpointFiles, device: torch.device, dtype: torch.dtyp
     """
     hidden = files.base.config.hidden_size
     if files.labels is not None:
-        rows = files.base.head_rows(label_ids(files.tokenizer, files.labels), device)
-        return DirectTokenReadout(rows.to(dtype), files.head.temperature)
+        rows = files.base.head_rows(label_ids(files.tokenizer, files.labels))
+        return DirectTokenReadout(rows.to(device, dtype), files.head.temperature)
     assert files.head.head is not None  # read_head_file requires it of a pointer checkpoint
     width = files.head.head["q.weight"].shape[1]
     if width != hidden:

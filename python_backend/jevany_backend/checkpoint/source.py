@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import constants, snapshot_download
@@ -18,22 +21,40 @@ from jevany_backend.checkpoint.errors import CheckpointError, first_line
 _HUB_REFERENCE = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+?)(@(?P<revision>[\w./-]+))?", re.ASCII)
 
 # Data only. Python files of a repository are never fetched, so remote code cannot run.
-_FILE_PATTERNS = ["*.json", "*.safetensors", "*.pt", "*.txt", "*.jinja", "*.model", "*.tiktoken"]
+FILE_PATTERNS = ["*.json", "*.safetensors", "*.pt", "*.txt", "*.jinja", "*.model", "*.tiktoken"]
 
 
-def resolve_directory(reference: str, what: str, relative_to: Path | None = None) -> Path:
-    """Return the local directory that holds a checkpoint or a base, downloading it where needed.
+@dataclass(frozen=True)
+class HubReference:
+    """A repository on the Hub.
 
-    A download shows a progress bar for each file, resumes where it stopped, and lands in the Hub cache (``HF_HOME``).
-    With ``HF_HUB_OFFLINE=1`` only the cache is read.
+    Attributes:
+        what: What it is for, for messages: ``adapter`` or ``base``.
+        repository: ``owner/name``.
+        revision: A branch, tag or commit; None for the main branch.
+    """
+
+    what: str
+    repository: str
+    revision: str | None
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.repository}" + (f" at revision {self.revision}" if self.revision else "")
+
+
+def parse_reference(reference: str, what: str, relative_to: Path | None = None) -> Path | HubReference:
+    """Return what a reference to a checkpoint or a base means.
 
     Args:
         reference: A directory, or ``owner/repository`` on the Hub, optionally ``@revision``.
         what: What is looked for, for messages: ``"adapter"`` or ``"base"``.
         relative_to: The directory that a relative path starts from; the working directory if None.
 
+    Returns:
+        A directory that exists, or a repository on the Hub.
+
     Raises:
-        CheckpointError: There is no such directory or repository, it is gated, or it is not cached while offline.
+        CheckpointError: It is neither.
     """
     start = relative_to or Path()
     directory = start / Path(reference).expanduser()
@@ -45,14 +66,44 @@ def resolve_directory(reference: str, what: str, relative_to: Path | None = None
         raise CheckpointError(
             f"{what}: no directory {reference!r}, and that is not a Hub name (owner/repository@revision)"
         )
-    repository, revision = match["repository"], match["revision"]
-    at = f"{what}: {repository}" + (f" at revision {revision}" if revision else "")
-    try:
+    return HubReference(what, match["repository"], match["revision"])
+
+
+def resolve_directory(reference: str, what: str, relative_to: Path | None = None) -> Path:
+    """Return the local directory that holds a checkpoint or a base, downloading it where needed.
+
+    A download shows a progress bar for each file and lands in the Hub cache (``HF_HOME``). With ``HF_HUB_OFFLINE=1``
+    only the cache is read.
+
+    Args:
+        reference: A directory, or ``owner/repository`` on the Hub, optionally ``@revision``.
+        what: What is looked for, for messages: ``"adapter"`` or ``"base"``.
+        relative_to: The directory that a relative path starts from; the working directory if None.
+
+    Raises:
+        CheckpointError: There is no such directory or repository, it is gated, or it is not cached while offline.
+    """
+    place = parse_reference(reference, what, relative_to)
+    if isinstance(place, Path):
+        return place
+    with explained_refusals(place):
         # Told that it is offline, the library accepts a cached commit without asking the Hub for its list of files.
         offline = constants.HF_HUB_OFFLINE
-        return Path(
-            snapshot_download(repository, revision=revision, allow_patterns=_FILE_PATTERNS, local_files_only=offline)
+        snapshot = snapshot_download(
+            place.repository, revision=place.revision, allow_patterns=FILE_PATTERNS, local_files_only=offline
         )
+    return Path(snapshot)
+
+
+@contextlib.contextmanager
+def explained_refusals(at: HubReference) -> Iterator[None]:
+    """Turn what the Hub's library raises into one line that says what to do.
+
+    Raises:
+        CheckpointError: The body failed.
+    """
+    try:
+        yield
     except GatedRepoError:
         raise CheckpointError(
             f"{at} is gated: accept its terms on the Hub, then set HF_TOKEN to a token of that account"
@@ -66,6 +117,8 @@ def resolve_directory(reference: str, what: str, relative_to: Path | None = None
             f"{at} is not in the local cache and the Hub cannot be reached (is HF_HUB_OFFLINE set?); "
             "fetch it once with a connection, or give a local directory"
         ) from None
+    except CheckpointError:
+        raise
     except Exception as error:
         # Whatever else the Hub's library or its HTTP library raises, the files are not there.
         raise CheckpointError(f"{at}: download failed: {first_line(error)}") from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,3 +38,26 @@ class ReferenceEngine:
         ids = torch.tensor([row.ids], device=self.device)
         hidden = self.model(input_ids=ids, use_cache=False).last_hidden_state[0]
         return hidden[[row.decide, *row.option_ends]]
+
+
+# transformers takes these from other packages where they are installed, and silently its own slow ones where not.
+_REPLACEABLE = ("torch_chunk_gated_delta_rule", "causal_conv1d_fn")
+
+
+def live_kernels(model: PreTrainedModel) -> dict[str, str]:
+    """Return where the kernels of a model's DeltaNet layers come from.
+
+    Args:
+        model: A text decoder.
+
+    Returns:
+        Kernel -> the module it is from, which begins with ``transformers`` for the slow ones; empty for a family
+        without such layers.
+    """
+    family = sys.modules[type(model).__module__]
+    found = {}
+    for name in _REPLACEABLE:
+        if (function := getattr(family, name, None)) is not None:
+            variables = inspect.getclosurevars(function).nonlocals
+            found[variables.get("func_name", name)] = variables.get("implementation", function).__module__
+    return found

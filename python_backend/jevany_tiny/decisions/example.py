@@ -79,6 +79,8 @@ def choice(
     target: int,
 ) -> Example:
     """Builds a choice among options given as name and description, in shuffled order."""
+    if len({name for name, _ in options}) < len(options):
+        raise ValueError(f"two options have one name: {options}")
     order = list(range(len(options)))
     rng.shuffle(order)
     criteria = {options[index][0]: options[index][1] for index in order}

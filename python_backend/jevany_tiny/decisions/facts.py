@@ -365,7 +365,7 @@ def subject_choice(rng: random.Random, split: Split) -> Example:
     """Which record has a certain value in a field."""
     state, who, field, values, noun = _table(rng, split)
     target = pick(rng, range(len(who)))
-    options = who if len(who) > 1 else who + names(rng, split, pick(rng, SUBJECTS), 2)
+    options = who if len(who) > 1 else list(dict.fromkeys([*who, *names(rng, split, pick(rng, SUBJECTS), 2)]))
     instructions = _WHO.draw(rng, split).format(key=field.key, value=values[target], noun=noun)
     return choice(rng, split, "facts", state, instructions, [(name, None) for name in options], target)
 

@@ -1,0 +1,1 @@
+"""``jevany-admin``: adds models to a repository and fetches what they need."""

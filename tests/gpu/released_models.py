@@ -1,0 +1,673 @@
+"""The released models at their true shapes on one GPU: parity, every variant through Triton, and loading from disk.
+
+``python -m tests.gpu.released_models OUT`` writes OUT/parity.json, OUT/variants.json and OUT/loading.json. Nothing is
+downloaded: weights are random, and the results say so. With ``--tiny`` every shape is small and the CPU does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+GB = 1e9
+VARIANTS = ("jevany-4b", "jevany-4b-direct-token", "jevany-gemma-4b", "jevany-27b", "jevany-30b")
+FAMILIES = ("qwen3_5", "muse_glimmer", "gemma4")
+PHASES = ("parity", "variants", "loading")
+QUESTIONS: dict[str, dict[str, Any]] = {
+    "noul": {"type": "noul", "instructions": "Is the customer asking for a refund?"},
+    "choice": {"type": "choice", "criteria": {"billing": "Charges", "shipping": "Parcels", "technical": None}},
+    "score": {"type": "score", "instructions": "How urgent is it?", "criteria": ["can wait", "this week", "today"]},
+}
+STATE = "We were charged twice for the October invoice. Please refund one of the payments today."
+
+
+def main() -> int:
+    """Run the phases one after another, each in a process of its own; the exit code is 0 if all gave results."""
+    options = _arguments()
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.phase:
+        results = _Results(options.out / f"{options.phase}.json", options.tiny)
+        with results.timed():
+            {"parity": _parity, "variants": _variants, "loading": _loading}[options.phase](options, results)
+        return 0
+    deadline = time.monotonic() + options.seconds
+    failed = []
+    for number, phase in enumerate(PHASES):
+        left = deadline - time.monotonic()
+        # The last phase takes what is left; before it, loading keeps its share.
+        limit = left if number == len(PHASES) - 1 else left - (0 if options.tiny else options.loading_seconds)
+        command = [sys.executable, "-m", "tests.gpu.released_models", str(options.out), "--phase", phase]
+        command += ["--seconds", str(max(limit, 1)), *(["--tiny"] if options.tiny else [])]
+        command += ["--triton", str(options.triton)] if options.triton else []
+        command += ["--disk", str(options.disk)] if options.disk else []
+        _say(f"{phase}: {limit:.0f} s at most")
+        process = subprocess.Popen(command, cwd=ROOT)
+        try:
+            code = process.wait(max(limit, 1))
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            code = process.wait()
+        if code:
+            failed.append(f"{phase} ended with {code}")
+    _say("; ".join(failed) or "all phases gave results")
+    return 1 if failed else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="released_models", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("out", type=Path, help="directory for the results")
+    parser.add_argument("--seconds", type=float, default=400, help="time for everything (400)")
+    parser.add_argument("--loading-seconds", type=float, default=130, help="of it, kept for loading (130)")
+    parser.add_argument("--triton", type=Path, help="unpacked Triton archive; the installed wheel's if left out")
+    parser.add_argument("--disk", type=Path, help="directory for the 27B base; the one for temporary files if left out")
+    parser.add_argument("--tiny", action="store_true", help="small shapes on the CPU")
+    parser.add_argument("--phase", choices=PHASES, help="run this one only, in this process")
+    return parser.parse_args()
+
+
+def _say(text: str) -> None:
+    print(f"released_models: {text}", flush=True)
+
+
+class _Results:
+    """A result file that is whole after every entry."""
+
+    def __init__(self, path: Path, tiny: bool) -> None:
+        self.path = path
+        self.content: dict[str, Any] = {"weights": "random", "tiny": tiny, "versions": _versions()}
+
+    def add(self, name: str, value: Any) -> None:
+        self.content[name] = value
+        self.path.write_text(json.dumps(self.content, indent=1) + "\n", encoding="utf-8")
+        _say(f"{self.path.stem} {name}: {json.dumps(value)}")
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        except Exception as error:
+            self.add("error", f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            self.add("seconds", round(time.monotonic() - started, 1))
+
+
+def _versions() -> dict[str, str]:
+    from importlib import metadata
+
+    found = {"python": sys.version.split()[0]}
+    for name in ("torch", "transformers", "flash-linear-attention", "causal-conv1d", "numpy"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+# Parity: small models of each family's true structure, ours against transformers' own.
+
+
+def _parity(options: argparse.Namespace, results: _Results) -> None:
+    import torch
+
+    device = torch.device("cpu" if options.tiny else "cuda")
+    results.add("device", "cpu" if options.tiny else torch.cuda.get_device_name())
+    for family in FAMILIES:
+        for readout, length in (("pointer", 45), ("pointer", 300), ("lm_token", 45)):
+            with tempfile.TemporaryDirectory() as directory:
+                compared = _compare(Path(directory), family, readout, length, device, options.tiny)
+            results.add(f"{family} {readout} {length}", compared)
+
+
+# Heads as wide as the released models', for kernels that have no narrow ones.
+_WIDE: dict[str, dict[str, Any]] = {
+    "qwen3_5": {
+        "hidden_size": 512,
+        "intermediate_size": 1024,
+        "head_dim": 256,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10_000_000,
+            "partial_rotary_factor": 0.25,
+            "mrope_interleaved": True,
+            "mrope_section": [11, 11, 10],
+        },
+    },
+    "muse_glimmer": {"hidden_size": 512, "intermediate_size": 1024, "head_dim": 128},
+    "gemma4": {"hidden_size": 512, "intermediate_size": 1024, "head_dim": 256, "global_head_dim": 512},
+}
+
+
+def _compare(directory: Path, family: str, readout: str, length: int, device: Any, tiny: bool) -> dict[str, Any]:
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForImageTextToText
+
+    from jevany_backend.checkpoint import load_readout, load_text_model, open_checkpoint
+    from jevany_backend.encoding import Row
+    from jevany_backend.engine.reference import ReferenceEngine, live_kernels
+    from tests.checkpoint_factory import make_checkpoint
+
+    made = make_checkpoint(
+        directory,
+        family=family,
+        decision_mode=readout,
+        base_dtype=torch.bfloat16,
+        config_changes={} if tiny else _WIDE[family],
+    )
+    files = open_checkpoint(str(made.adapter), str(made.base))
+    ids = torch.randint(0, 256, (length,), generator=torch.Generator().manual_seed(1)).tolist()
+    row = Row(ids, decide=length - 1, option_ends=[20, 30, length - 3])
+    whole = AutoModelForImageTextToText.from_pretrained(made.base, dtype=torch.float32).model.eval()
+    whole.language_model = PeftModel.from_pretrained(whole.language_model, str(made.adapter)).merge_and_unload()
+
+    def theirs(dtype: torch.dtype) -> torch.Tensor:
+        # As transformers loads it in that dtype, which keeps its rotary tables in float32; with the merged weights.
+        model = AutoModelForImageTextToText.from_pretrained(made.base, dtype=dtype).model.eval()
+        model.load_state_dict(whole.state_dict())
+        model.to(device)
+        with torch.inference_mode():
+            hidden = model(input_ids=torch.tensor([ids], device=device), use_cache=False).last_hidden_state[0]
+        return hidden[[row.decide, *row.option_ends]]
+
+    ours, probabilities = {}, {}
+    for dtype in (torch.float32, torch.bfloat16):
+        model = load_text_model(files, device, dtype)
+        ours[dtype] = ReferenceEngine(model).hidden_states(row)
+        probabilities[dtype] = load_readout(files, device, dtype)
+    f32, bf16 = torch.float32, torch.bfloat16
+    reference, own = theirs(f32), theirs(bf16)
+    return {
+        "float32_to_transformers": _error(ours[f32], reference),
+        "bfloat16_to_transformers_bfloat16": _error(ours[bf16], own),
+        "bfloat16_to_transformers_float32": _error(ours[bf16], reference),
+        "transformers_bfloat16_to_float32": _error(own, reference),
+        "largest_probability_difference_float32": _largest(
+            probabilities[f32](ours[f32]), probabilities[f32](reference)
+        ),
+        "largest_probability_difference_bfloat16": _largest(probabilities[bf16](ours[bf16]), probabilities[bf16](own)),
+        "kernels": live_kernels(model),
+    }
+
+
+def _error(value: Any, reference: Any) -> float:
+    return float((value.double() - reference.double()).norm() / reference.double().norm())
+
+
+def _largest(value: Any, reference: Any) -> float:
+    return float((value.double() - reference.double()).abs().max())
+
+
+# Variants: each through its real Triton model code, with random weights of its true shape.
+
+
+def _variants(options: argparse.Namespace, results: _Results) -> None:
+    from jevany_server.installation import ServerError
+
+    deadline = time.monotonic() + options.seconds - 5
+    for name in VARIANTS:
+        try:
+            results.add(name, _variant(options, name, deadline))
+        except ServerError as error:
+            results.add(name, {"error": str(error)})
+
+
+def _variant(options: argparse.Namespace, name: str, deadline: float) -> dict[str, Any]:
+    """Serve one variant, ask it one question of each type and a row as long as it takes, and stop it again."""
+    import torch
+
+    from jevany_backend.checkpoint.random_weights import open_random, random_memory_need
+    from jevany_server.process import Ports, TritonServer
+
+    def used() -> float:
+        return 0 if options.tiny else _device_memory()
+
+    entry: dict[str, Any] = {}
+    if not options.tiny:
+        adapter = re.search(r'key: "adapter" value: { string_value: "(.*?)"', _config(name).read_text())
+        assert adapter is not None
+        need = random_memory_need(open_random(adapter[1]), torch.bfloat16, 8192)
+        entry["need"] = {"weights_GB": need.weights / GB, "workspace_GB": need.workspace / GB}
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        (options.out / "triton.log").open("ab") as log,
+        _Sampler(used) as peak,
+    ):
+        repository = _variant_folder(Path(directory), name, options.tiny)
+        installation = _installation(options.triton)
+        before, started = used(), time.monotonic()
+        with TritonServer(repository, [name], ports=Ports(0, 0, 0), log=log, installation=installation) as server:
+            server.wait_until_ready(max(deadline - started, 1))
+            entry["ready_seconds"] = round(time.monotonic() - started, 1)
+            entry["device_GB_at_ready"] = (used() - before) / GB
+            entry["host_at_ready"] = _host_memory(server.process.pid)
+            entry["answers"] = {
+                kind: _ask(server.grpc_url, name, STATE, question) for kind, question in QUESTIONS.items()
+            }
+            entry["device_GB_after_answers"] = (used() - before) / GB
+            # One byte is one token of the stand-in tokenizer.
+            state = STATE * (1000 if options.tiny else 8000 // len(STATE))
+            state = state[: 800 if options.tiny else 8000]
+            entry["long_row"] = _ask(server.grpc_url, name, state, QUESTIONS["choice"], times=2)
+            entry["device_GB_after_long_row"] = (used() - before) / GB
+            entry["host_at_end"] = _host_memory(server.process.pid)
+    entry["device_GB_peak"] = (peak.largest - before) / GB
+    return entry
+
+
+def _config(name: str) -> Path:
+    return ROOT / "model_repository" / name / "config.pbtxt"
+
+
+def _variant_folder(directory: Path, name: str, tiny: bool) -> Path:
+    """Copy a model of the repository with random weights in the place of its checkpoint's."""
+    repository = directory / "models"
+    shutil.copytree(ROOT / "model_repository" / name, repository / name)
+    path = repository / name / "config.pbtxt"
+    text = path.read_text()
+    changed = text.replace('value: { string_value: "checkpoint" }', 'value: { string_value: "random" }')
+    assert changed != text
+    if tiny:
+        from tests.checkpoint_factory import gemma_config, muse_config, qwen_config
+
+        make = gemma_config if "gemma" in name else muse_config if "30b" in name else qwen_config
+        make(600).save_pretrained(directory / "shape")
+        changed = re.sub(r'(key: "base" value: \{ string_value: )"[^"]*"', rf'\1"{directory / "shape"}"', changed)
+        changed = re.sub(r"kind: KIND_GPU\s+gpus: \[ 0 \]", "kind: KIND_CPU", changed)
+    path.write_text(changed)
+    return repository
+
+
+def _installation(archive: Path | None) -> Any:
+    from jevany_server.installation import STUB_NAME, Installation, find_installation
+
+    if archive is None:
+        return find_installation()
+    triton = archive / "tritonserver"
+    stub = triton / "python_backend_stubs" / f"{sys.version_info.major}.{sys.version_info.minor}" / STUB_NAME
+    python_backend = triton / "backends" / "python"
+    return Installation(triton / "bin" / "tritonserver", python_backend, stub, (archive / "nvidia_pytriton.libs",))
+
+
+def _ask(url: str, model: str, state: str, question: dict[str, Any], times: int = 6) -> dict[str, Any]:
+    """Ask a question several times; the first call may compile kernels."""
+    import numpy as np
+    import tritonclient.grpc as triton
+
+    tensor = triton.InferInput("REQUEST", [1, 1], "BYTES")
+    tensor.set_data_from_numpy(np.array([[json.dumps({"state": state, "question": question}).encode()]], np.object_))
+    taken = []
+    with triton.InferenceServerClient(url) as client:
+        for _ in range(times):
+            started = time.perf_counter()
+            reply = client.infer(model, [tensor], client_timeout=120)
+            taken.append((time.perf_counter() - started) * 1000)
+    probabilities = reply.as_numpy("PROBABILITIES").reshape(-1)
+    content = json.loads(reply.as_numpy("ANSWER").reshape(-1)[0])
+    assert content["weights"] == "random", content
+    assert np.isfinite(probabilities).all(), probabilities
+    assert abs(float(probabilities.sum()) - 1) < 1e-3, probabilities
+    return {
+        "probabilities": probabilities.tolist(),
+        "input_tokens": content["usage"]["input_tokens"],
+        "first_ms": round(taken[0], 1),
+        "median_ms_of_the_others": round(statistics.median(taken[1:]), 2),
+        "model_ms": content["latency_ms"],
+    }
+
+
+def _host_memory(server: int) -> dict[str, float]:
+    from jevany_server.backend_processes import find_backend_processes
+
+    [process] = find_backend_processes(server)
+    return _process_memory(process.pid)
+
+
+def _process_memory(pid: int | str) -> dict[str, float]:
+    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
+    names = {"VmHWM": "peak_GB", "RssAnon": "own_GB", "RssFile": "mapped_files_GB", "RssShmem": "shared_GB"}
+    return {label: int(fields[name].split()[0]) * 1024 / GB for name, label in names.items()}
+
+
+def _device_memory() -> float:
+    """The bytes in use on the GPU, asked for without making a context there."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    return float(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).used)
+
+
+class _Sampler:
+    """Calls a function again and again and keeps the largest value."""
+
+    def __init__(self, value: Callable[[], float]) -> None:
+        self._value = value
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.largest = 0.0
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.2):
+            self.largest = max(self.largest, self._value())
+
+    def __enter__(self) -> _Sampler:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+# Loading: a base of random values with the true names and shapes, as shards on disk, through the real loader.
+
+
+def _loading(options: argparse.Namespace, results: _Results) -> None:
+    import torch
+
+    from jevany_backend.checkpoint import load_text_model, memory_need, open_checkpoint, plan
+
+    deadline = time.monotonic() + options.seconds
+    device = torch.device("cpu" if options.tiny else "cuda")
+    directory = Path(tempfile.mkdtemp(prefix="base-", dir=options.disk))
+    try:
+        writer = _BaseWriter(directory, device, options.tiny)
+        results.add("written", writer.write(deadline - time.monotonic() - 55))
+        shards = writer.shards
+        files = open_checkpoint(str(directory / "adapter"), str(directory / "base"))
+        weights = plan(files, torch.bfloat16)
+        needed = [
+            (path, sum(weights.stored[name].nbytes for name in names)) for path, names in weights.by_shard().items()
+        ]
+        size = sum(nbytes for _, nbytes in needed)
+        results.add("sizes", {"read_GB": size / GB, "served_GB": weights.nbytes / GB})
+        results.add("memory_need", str(memory_need(files, weights, 8192)))
+        lines = _LogLines()
+        logging.getLogger("jevany_backend").addHandler(lines)
+        logging.getLogger("jevany_backend").setLevel(logging.INFO)
+        if not options.tiny:
+            torch.zeros(1, device=device)
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        rates = [_page_cache_rate(shards)]
+        Path("/proc/self/clear_refs").write_text("5")  # The peak of the host's memory starts anew.
+        host, used = _process_memory("self"), 0 if options.tiny else _device_memory()
+        started = time.monotonic()
+        with _Sampler(lambda: 0 if options.tiny else _device_memory()) as sampler:
+            model = load_text_model(files, device, torch.bfloat16)
+        seconds = time.monotonic() - started
+        after = _process_memory("self")
+        rates.append(_page_cache_rate(shards))
+        stream_rate = float(lines.lines[-1].split(", ")[-1].split()[0])
+        results.add("page_cache_GB_per_s", [round(rate, 2) for rate in rates])
+        results.add(
+            "load",
+            {
+                "seconds": round(seconds, 2),
+                "GB_per_s_whole_call": round(size / GB / seconds, 2),
+                "GB_per_s_stream": stream_rate,
+                "share_of_page_cache": round(stream_rate / statistics.mean(rates), 3),
+                "host_GB_before": host,
+                "host_GB_after": after,
+                "host_GB_over_before": after["peak_GB"] - sum(value for key, value in host.items() if key != "peak_GB"),
+                "log": lines.lines,
+            },
+        )
+        if not options.tiny:
+            results.add(
+                "device_GB_over_weights",
+                {
+                    "allocated_peak": (torch.cuda.max_memory_allocated() - weights.nbytes) / GB,
+                    "reserved_peak": (torch.cuda.max_memory_reserved() - weights.nbytes) / GB,
+                    "reserved_after": (torch.cuda.memory_reserved() - weights.nbytes) / GB,
+                    "used_peak": (sampler.largest - used - weights.nbytes) / GB,
+                },
+            )
+        results.add("values", writer.check(model))
+        if deadline - time.monotonic() > 25:
+            results.add("cold", _cold(weights, model, device))
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+class _LogLines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+class _BaseWriter:
+    """Writes a 27B base of as many layers as the time and the disk allow, and an adapter for it."""
+
+    LAYERS_A_SHARD = 4
+    RANK = 16
+
+    def __init__(self, directory: Path, device: Any, tiny: bool) -> None:
+        from transformers import Qwen3_5TextConfig
+
+        from tests.checkpoint_factory import qwen_config
+
+        self.base, self.adapter = directory / "base", directory / "adapter"
+        self.base.mkdir()
+        self.adapter.mkdir()
+        self.device = device
+        shape = ROOT / "python_backend" / "jevany_backend" / "shapes" / "qwen3.8-27b.json"
+        layers = ["linear_attention"] * 3 + ["full_attention"]
+        self.config = (
+            qwen_config(600, num_hidden_layers=16, layer_types=layers * 4)
+            if tiny
+            else Qwen3_5TextConfig.from_json_file(str(shape))
+        )
+        self.config.tie_word_embeddings = False
+        self.shards: list[Path] = []
+
+    def write(self, seconds: float) -> dict[str, Any]:
+        """Write the shards; take about so many seconds."""
+        started = time.monotonic()
+        shapes = self._shapes()
+        width = (self.config.vocab_size, self.config.hidden_size)
+        first: dict[str, tuple[int, ...]] = {
+            "model.language_model.embed_tokens.weight": width,
+            "model.language_model.norm.weight": width[1:],
+        }
+        # What a real base has and text serving must not read.
+        head: dict[str, tuple[int, ...]] = {
+            "lm_head.weight": width,
+            "model.visual.blocks.0.mlp.up_proj.weight": (64, 64),
+            "mtp.fc.weight": (64, 64),
+        }
+        groups: list[dict[str, tuple[int, ...]]] = [first, head]
+        with ThreadPoolExecutor(2) as pool:
+            sizes = list(pool.map(self._write_shard, [0, 1], groups))
+        rate = sum(sizes) / (time.monotonic() - started)
+        layer_bytes = (
+            2
+            * sum(math.prod(shape) for name, shape in shapes.items() if name.startswith("layers."))
+            / (self.config.num_hidden_layers)
+        )
+        free = shutil.disk_usage(self.base).free - 4 * GB
+        room = min(rate * (seconds - (time.monotonic() - started)), free) / layer_bytes
+        layers = max(16, min(self.config.num_hidden_layers, int(room) // self.LAYERS_A_SHARD * self.LAYERS_A_SHARD))
+        self.config.num_hidden_layers = layers
+        self.config.layer_types = (["linear_attention"] * 3 + ["full_attention"]) * (layers // 4)
+        for begin in range(0, layers, self.LAYERS_A_SHARD):
+            mine = tuple(f"layers.{layer}." for layer in range(begin, begin + self.LAYERS_A_SHARD))
+            groups.append(
+                {f"model.language_model.{name}": shape for name, shape in shapes.items() if name.startswith(mine)}
+            )
+        with ThreadPoolExecutor(6) as pool:
+            sizes += pool.map(self._write_shard, range(2, len(groups)), groups[2:])
+        self._write_index(groups)
+        self._write_adapter()
+        took = time.monotonic() - started
+        return {
+            "layers": layers,
+            "of_layers": 64,
+            "GB": sum(sizes) / GB,
+            "shards": len(groups),
+            "GB_per_s": sum(sizes) / GB / took,
+            "filesystem": subprocess.run(["df", "-hT", self.base], capture_output=True, text=True).stdout,
+        }
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        import torch
+
+        from jevany_backend.checkpoint.plan import build_model
+
+        model = build_model(self.config, torch.device("meta"), torch.bfloat16)
+        return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+    def _values(self, name: str, shape: tuple[int, ...]) -> Any:
+        """The random values of a tensor, which its name decides."""
+        import torch
+
+        generator = torch.Generator(self.device).manual_seed(zlib.crc32(name.encode()))
+        values = torch.empty(shape, dtype=torch.bfloat16, device=self.device)
+        return values.normal_(std=shape[-1] ** -0.5, generator=generator)
+
+    def _write_shard(self, number: int, tensors: dict[str, tuple[int, ...]]) -> int:
+        import torch
+
+        header: dict[str, Any] = {}
+        offset = 0
+        for name, shape in tensors.items():
+            nbytes = 2 * math.prod(shape)
+            header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [offset, offset + nbytes]}
+            offset += nbytes
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        path = self.base / f"model-{number + 1:05}.safetensors"
+        with path.open("wb", buffering=0) as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for name, shape in tensors.items():
+                content = self._values(name, shape).cpu().reshape(-1).view(torch.uint8).numpy().data
+                while content:
+                    content = content[file.write(content) :]
+        self.shards.append(path)
+        return offset
+
+    def _write_index(self, groups: list[dict[str, tuple[int, ...]]]) -> None:
+        weight_map = {
+            name: f"model-{number + 1:05}.safetensors" for number, group in enumerate(groups) for name in group
+        }
+        (self.base / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+        whole = {"model_type": "qwen3_5", "text_config": self.config.to_dict(), "tie_word_embeddings": False}
+        (self.base / "config.json").write_text(json.dumps(whole))
+        self.shards.sort()
+
+    def _write_adapter(self) -> None:
+        import torch
+        from safetensors.torch import save_file
+
+        from jevany_backend.checkpoint.random_weights import stand_in_tokenizer
+        from tests.checkpoint_factory import LORA_TARGETS
+
+        tensors = {}
+        for name, shape in self._shapes().items():
+            module = name.removesuffix(".weight")
+            if module.rpartition(".")[2] in LORA_TARGETS:
+                key = f"base_model.model.{module}"
+                tensors[f"{key}.lora_A.weight"] = torch.randn(self.RANK, shape[1]) * 0.02
+                tensors[f"{key}.lora_B.weight"] = torch.randn(shape[0], self.RANK) * 0.02
+        save_file(tensors, self.adapter / "adapter_model.safetensors")
+        settings = {"peft_type": "LORA", "r": self.RANK, "lora_alpha": 2 * self.RANK, "target_modules": LORA_TARGETS}
+        (self.adapter / "adapter_config.json").write_text(json.dumps(settings))
+        stand_in_tokenizer(self.config.vocab_size).save_pretrained(self.adapter)
+        width = self.config.hidden_size
+        head = {"q.weight": (256, width), "q.bias": (256,), "k.weight": (256, width), "k.bias": (256,)}
+        content = {"base": str(self.base), "lora": self.RANK, "head_dim": 256, "tokenizer_saved": True}
+        content |= {"head": {name: torch.randn(shape) for name, shape in head.items()}, "weights_dtype": "bf16"}
+        torch.save(content, self.adapter / "head.pt")
+
+    def check(self, model: Any) -> dict[str, Any]:
+        """Compare weights of the loaded model with their values, merged as a whole and rounded once."""
+        from jevany_backend.checkpoint.adapter import read_adapter
+
+        pairs = read_adapter(self.adapter).pairs
+        last = self.config.num_hidden_layers - 1
+        names = [
+            "embed_tokens.weight",
+            "norm.weight",
+            "layers.0.linear_attn.conv1d.weight",
+            "layers.0.linear_attn.A_log",
+        ]
+        names += [f"layers.{layer}.mlp.{part}_proj.weight" for layer in (0, last) for part in ("gate", "down")]
+        names += [f"layers.{last}.self_attn.q_proj.weight", "layers.1.linear_attn.in_proj_a.weight"]
+        compared = {}
+        for name in names:
+            weight = model.state_dict()[name]
+            expected = self._values(f"model.language_model.{name}", tuple(weight.shape))
+            if pair := pairs.get(name.removesuffix(".weight")):
+                product = pair.up.to(self.device) @ pair.down.to(self.device)
+                expected = expected.float().add_(product, alpha=pair.scale).bfloat16()
+            compared[name] = float((weight == expected).double().mean())
+        return {"share_of_equal_values": compared, "all_equal": all(share == 1 for share in compared.values())}
+
+
+def _page_cache_rate(paths: list[Path]) -> float:
+    """Read files as the loader does, but to nowhere; return bytes per second / 1e9."""
+    from jevany_backend.checkpoint.stream import BLOCK_BYTES, MAX_LANES
+
+    lanes = min(MAX_LANES, os.cpu_count() or 1)
+    blocks = [(path, begin) for path in paths for begin in range(0, path.stat().st_size, BLOCK_BYTES)]
+    files = {path: os.open(path, os.O_RDONLY) for path in paths}
+
+    def read(lane: int) -> int:
+        buffer = bytearray(BLOCK_BYTES)
+        return sum(os.preadv(files[path], [buffer], begin) for path, begin in blocks[lane::lanes])
+
+    started = time.monotonic()
+    with ThreadPoolExecutor(lanes) as pool:
+        total = sum(pool.map(read, range(lanes)))
+    seconds = time.monotonic() - started
+    for file in files.values():
+        os.close(file)
+    return total / GB / seconds
+
+
+def _cold(weights: Any, model: Any, device: Any) -> dict[str, Any]:
+    """Read two shards from the disk to nowhere, and two others through the loader's stream."""
+    from jevany_backend.checkpoint.stream import WeightStream
+
+    shards = list(weights.by_shard())
+    for path in shards[1:5]:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    raw = _page_cache_rate(shards[1:3])
+    targets = dict(model.state_dict(keep_vars=True))
+    total, started = 0, time.monotonic()
+    with WeightStream(device) as stream:
+        for path in shards[3:5]:
+            total += stream.read(path, [weights.weight(name, targets[name]) for name in weights.by_shard()[path]])
+    rate = total / GB / (time.monotonic() - started)
+    return {"disk_GB_per_s": round(raw, 2), "load_GB_per_s": round(rate, 2), "share": round(rate / raw, 3)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

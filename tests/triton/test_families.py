@@ -1,0 +1,109 @@
+"""Every family through a real Triton: a checkpoint that was added with one command, and random weights."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jevany_admin.command_line import main
+from jevany_admin.model_folder import config_pbtxt, model_py
+from jevany_backend.checkpoint import load_readout, load_text_model, open_checkpoint
+from jevany_backend.decision_model import DecisionModel
+from jevany_backend.encoding import RowEncoder
+from jevany_backend.engine.reference import ReferenceEngine
+from jevany_backend.protocol import JSON, parse_request
+from jevany_client import Choice, Client, Noul, Question, Score
+from jevany_client.messages import encode_request, encode_state
+from jevany_server.installation import ServerError
+from jevany_server.process import TritonServer
+from tests.checkpoint_factory import MadeCheckpoint, gemma_config, make_checkpoint
+from tests.triton.conftest import FREE_PORTS
+
+STATE: JSON = {"message": "We were charged twice. Please refund one of the payments today.", "plan": "business"}
+QUESTIONS: dict[str, Question] = {
+    "team": Choice("Which team?", {"billing": "Charges", "shipping": "Parcels", "technical": None}),
+    "refund": Noul("Is a refund asked for?"),
+    "urgency": Score("How urgent is it?", ["can wait", "within a week", "today"]),
+}
+READOUTS = {"qwen3_5": "pointer", "muse_glimmer": "lm_token", "gemma4": "pointer"}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, MadeCheckpoint]:
+    return {
+        family: make_checkpoint(tmp_path_factory.mktemp(family), family=family, decision_mode=readout)
+        for family, readout in READOUTS.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the repository and of its server's log."""
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def families(
+    made: dict[str, MadeCheckpoint], models: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TritonServer]:
+    """A server of one model a family, each added by the command line, and one of random weights."""
+    for family, checkpoint in made.items():
+        command = ["add", str(checkpoint.adapter), "--base", str(checkpoint.base), "--name", family, "--cpu"]
+        assert main([*command, "--repository", str(models)]) == 0
+    shape = tmp_path_factory.mktemp("shape")
+    gemma_config(600).save_pretrained(shape)
+    model = models / "random"
+    (model / "1").mkdir(parents=True)
+    (model / "1" / "model.py").write_text(model_py())
+    config = config_pbtxt("random", "SimpleJev/JevAny-Gemma-4B-LoRA", str(shape), None, "bfloat16")
+    (model / "config.pbtxt").write_text(config + '\nparameters { key: "weights" value: { string_value: "random" } }\n')
+    with (
+        (models / "triton.log").open("wb") as log,
+        TritonServer(models, [*made, "random"], ports=FREE_PORTS, log=log) as running,
+    ):
+        running.wait_until_ready(300)
+        yield running
+
+
+@pytest.mark.parametrize("family", READOUTS)
+def test_an_added_checkpoint_answers_as_its_weights_do(
+    families: TritonServer, made: dict[str, MadeCheckpoint], family: str
+) -> None:
+    files = open_checkpoint(str(made[family].adapter), str(made[family].base))
+    device = next(made[family].peft_model.parameters()).device
+    model = load_text_model(files, device, made[family].peft_model.dtype)
+    encoder = RowEncoder(files.tokenizer, files.delimiters, files.labels)
+    ours = DecisionModel(family, encoder, ReferenceEngine(model), load_readout(files, device, model.dtype))
+    with Client(families.grpc_url, family) as client:
+        for question in QUESTIONS.values():
+            decision = client.decide(STATE, question)
+            expected = ours.decide(parse_request(encode_request(encode_state(STATE), question)))
+            assert decision.probabilities.tolist() == pytest.approx(expected.probabilities.tolist(), abs=1e-5)
+            assert decision.weights is None
+
+
+def test_random_weights_say_so_in_every_answer_and_log_line(families: TritonServer, models: Path) -> None:
+    with Client(families.grpc_url, "random") as client:
+        for question in QUESTIONS.values():
+            assert client.decide(STATE, question).weights == "random"
+        assert client.decide_all(STATE, QUESTIONS)["weights"] == "random"
+    lines = [line for line in (models / "triton.log").read_text().splitlines() if '] "random' in line]
+    assert len(lines) > 3
+    assert all("random (random weights): " in line for line in lines)
+
+
+def test_a_place_of_tritons_choice_is_refused(repository: Path) -> None:
+    config = repository / "small" / "config.pbtxt"
+    text = config.read_text()
+    assert "kind: KIND_CPU" in text
+    config.write_text(text.replace("kind: KIND_CPU", "kind: KIND_AUTO"))
+    server = TritonServer(repository, ["small"], ports=FREE_PORTS, log=io.BytesIO())
+    with server, pytest.raises(ServerError) as raised:
+        server.wait_until_ready(60)
+    assert str(raised.value) == (
+        "small: instance_group: kind KIND_AUTO leaves open where the model runs; "
+        "write KIND_GPU with its gpus, or KIND_CPU"
+    )

@@ -1,0 +1,119 @@
+"""``jevany-admin add``: a folder for a checkpoint that can be served, and nothing for one that cannot."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from jevany_admin.command_line import main
+from jevany_admin.model_folder import model_py, parameters, read_config
+from jevany_backend.settings import read_settings
+from tests.checkpoint_factory import make_checkpoint
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    (tmp_path / "models").mkdir()
+    return tmp_path / "models"
+
+
+def _add(checkpoint: Path | str, repository: Path, *options: str) -> int:
+    return main(["add", str(checkpoint), "--repository", str(repository), *options])
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "muse_glimmer", "gemma4"])
+@pytest.mark.parametrize("mode", ["pointer", "lm_token"])
+def test_a_checkpoint_becomes_a_model(
+    tmp_path: Path, repository: Path, family: str, mode: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = make_checkpoint(tmp_path, family=family, decision_mode=mode)
+    assert _add(made.adapter, repository, "--name", "my-jev", "--base", str(made.base), "--cpu") == 0
+    folder = repository / "my-jev"
+    assert [path.name for path in repository.iterdir()] == ["my-jev"]
+    assert (folder / "1" / "model.py").read_text() == model_py()
+    config = read_config(folder)
+    settings = read_settings(
+        {
+            "model_config": json.dumps(config),
+            "model_name": config["name"],
+            "model_repository": str(folder),
+            "model_instance_kind": "CPU",
+            "model_instance_device_id": "0",
+        }
+    )
+    assert (settings.name, settings.adapter, settings.base) == ("my-jev", str(made.adapter), str(made.base))
+    assert settings.dtype is torch.float32
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{folder}: added"
+    assert lines[2].startswith(f"  base        {made.base}: {family}_text, ")
+    assert lines[3] == f"  readout     {'pointer' if mode == 'pointer' else 'direct token'}, temperature 1.25"
+    assert lines[4] == "  device      cpu"
+    assert re.fullmatch(r"  memory      \d\.\d GB \(0\.0 of weights in float32, 0\.00 of head, .* to run\)", lines[5])
+    assert re.fullmatch(r"              fits: [\d.]+ GB of [\d.]+ are free here", lines[6])
+
+
+def test_a_gpu_and_its_dtype(tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = make_checkpoint(tmp_path, head_changes={"base": str(tmp_path / "base")})
+    assert _add(made.adapter, repository, "--name", "m", "--gpu", "3") == 0
+    config = read_config(repository / "m")
+    assert config["instance_group"] == [{"count": 1, "kind": "KIND_GPU", "gpus": [3]}]
+    assert parameters(config)["dtype"] == "bfloat16"
+    assert "base" not in parameters(config)
+    assert "  device      cuda:3" in capsys.readouterr().out
+
+
+def test_a_path_with_quotes_is_kept(tmp_path: Path, repository: Path) -> None:
+    made = make_checkpoint(tmp_path / 'it\'s "here"')
+    assert _add(made.adapter, repository, "--name", "m", "--base", str(made.base), "--cpu") == 0
+    assert parameters(read_config(repository / "m"))["adapter"] == str(made.adapter)
+
+
+def test_too_little_memory_is_said(
+    tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_checkpoint(tmp_path)
+    monkeypatch.setattr("jevany_admin.add.free_memory", lambda device: (10**8, 2 * 10**8))
+    assert _add(made.adapter, repository, "--name", "m", "--base", str(made.base), "--cpu") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "              does NOT fit now: 0.1 GB of 0.2 are free here"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("taken", r"models/taken: there already; choose another name or remove it"),
+        (
+            "../up",
+            r"'\.\./up' cannot be a model's name: needs letters, digits, '\.', '_' and '-', a letter or digit first",
+        ),
+        (".hidden", r"'\.hidden' cannot be a model's name: .*"),
+        ("", r"'' cannot be a model's name: .*"),
+        ("a b", r"'a b' cannot be a model's name: .*"),
+        ("x" * 129, r"'x+' cannot be a model's name: .*"),
+    ],
+)
+def test_a_bad_name_is_refused(
+    tmp_path: Path, repository: Path, name: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (repository / "taken").mkdir()
+    assert _add(tmp_path, repository, "--name", name) == 1
+    assert re.fullmatch(rf"jevany-admin: .*{message}\n", capsys.readouterr().err)
+    assert [path.name for path in repository.iterdir()] == ["taken"]
+
+
+def test_a_checkpoint_that_cannot_be_served_leaves_nothing(
+    tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = make_checkpoint(tmp_path)
+    other = make_checkpoint(tmp_path / "other", config_changes={"hidden_size": 32})
+    capsys.readouterr()
+    assert _add(made.adapter, repository, "--name", "m", "--base", str(other.base)) == 1
+    assert re.fullmatch(r"jevany-admin: .* this adapter belongs to another base\n", capsys.readouterr().err)
+    assert _add(tmp_path / "nowhere", repository, "--name", "m") == 1
+    assert re.fullmatch(r"jevany-admin: adapter: no directory .*\n", capsys.readouterr().err)
+    assert _add(made.adapter, tmp_path / "no-repository", "--name", "m") == 1
+    assert capsys.readouterr().err == f"jevany-admin: {tmp_path / 'no-repository'}: no such directory\n"
+    assert not list(repository.iterdir())

@@ -1,0 +1,304 @@
+"""From shards to the device: exact values, bounded memory, and what is left when a read fails."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import re
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from jevany_backend.checkpoint import CheckpointError, load, load_text_model, open_checkpoint, plan, stream
+from jevany_backend.checkpoint.adapter import LoraPair, read_adapter
+from jevany_backend.checkpoint.shards import read_header
+from jevany_backend.checkpoint.stream import WeightStream, read_rows
+from jevany_backend.checkpoint.weights import BlockScales, Weight
+from tests.checkpoint_factory import MadeCheckpoint, make_checkpoint
+
+CPU = torch.device("cpu")
+F32, BF16, FP8 = torch.float32, torch.bfloat16, torch.float8_e4m3fn
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Several blocks a tensor, of 64 rows where the tensor is 64 float32 wide.
+    monkeypatch.setattr(stream, "BLOCK_BYTES", 64 * 64 * 4)
+
+
+def _open(made: MadeCheckpoint) -> Any:
+    return open_checkpoint(str(made.adapter), str(made.base))
+
+
+def _shard(made: MadeCheckpoint, parts: int) -> None:
+    """Split a base's one file into shards."""
+    path = made.base / "model.safetensors"
+    tensors = load_file(path)
+    path.unlink()
+    index: dict[str, str] = {}
+    for part in range(parts):
+        file = f"model-{part + 1:05}-of-{parts:05}.safetensors"
+        names = sorted(tensors)[part::parts]
+        save_file({name: tensors[name] for name in names}, made.base / file)
+        index |= dict.fromkeys(names, file)
+    (made.base / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+
+
+def test_a_header_says_where_each_tensor_lies(tmp_path: Path) -> None:
+    tensors = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(3, dtype=BF16), "c": torch.tensor(7.0)}
+    save_file(tensors, tmp_path / "x.safetensors", metadata={"format": "pt"})
+    content = (tmp_path / "x.safetensors").read_bytes()
+    header = read_header(tmp_path / "x.safetensors")
+    assert set(header) == {"a", "b", "c"}
+    for name, stored in header.items():
+        assert (stored.dtype, stored.shape) == (tensors[name].dtype, tuple(tensors[name].shape))
+        raw = bytearray(content[stored.offset : stored.offset + stored.nbytes])
+        assert torch.equal(torch.frombuffer(raw, dtype=stored.dtype).view(stored.shape), tensors[name])
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize(
+    ("stored", "served"), [(F32, F32), (BF16, BF16), (F32, BF16), (BF16, F32), (torch.float16, F32)]
+)
+@pytest.mark.parametrize("adapted", [False, True])
+def test_every_value_arrives(
+    tmp_path: Path, stored: torch.dtype, served: torch.dtype, adapted: bool, lanes: int
+) -> None:
+    weight = torch.randn(301, 61).to(stored)
+    wide = torch.randn(2, 10_000).to(stored)  # One row is larger than a block.
+    save_file({"w": weight, "wide": wide, "one": torch.tensor(3.0), "none": torch.ones(0, 4)}, tmp_path / "x")
+    header = read_header(tmp_path / "x")
+    pair = LoraPair(torch.randn(4, 61), torch.randn(301, 4), 0.5) if adapted else None
+    places = {name: torch.full(header[name].shape, torch.nan, dtype=served) for name in header}
+    weights = [Weight(header[name], places[name], pair if name == "w" else None) for name in header]
+    with WeightStream(CPU, lanes) as reader:
+        assert reader.read(tmp_path / "x", weights) == weight.nbytes + wide.nbytes + 4
+    expected = weight.to(served)
+    if pair is not None:
+        # Merged as a whole, in float32, rounded once: no bit may differ.
+        expected = weight.float().add_(pair.up @ pair.down, alpha=pair.scale).to(served)
+    assert torch.equal(places["w"], expected)
+    assert torch.equal(places["wide"], wide.to(served))
+    assert places["one"] == 3
+
+
+def test_a_weight_of_the_same_dtype_is_written_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_file({"w": torch.randn(900, 20)}, tmp_path / "x")
+    stored = read_header(tmp_path / "x")["w"]
+    made: list[int] = []
+    empty = torch.empty
+
+    def count(*size: int, **options: Any) -> torch.Tensor:
+        made.append(size[0])
+        return empty(*size, **options)
+
+    monkeypatch.setattr(torch, "empty", count)
+    target = torch.zeros(900, 20)
+    with WeightStream(CPU, 2) as reader:
+        reader.read(tmp_path / "x", [Weight(stored, target)])
+    # Beside the target there was nothing but two lanes' two buffers.
+    assert set(made) == {stream.BLOCK_BYTES}
+    assert len(made) <= 4
+    assert torch.equal(target, load_file(tmp_path / "x")["w"])
+
+
+@pytest.mark.parametrize(
+    ("rows", "at_once", "blocks"),
+    [
+        (200, 64, [64, 64, 72]),
+        (192, 64, [64, 64, 64]),
+        (63, 64, [63]),
+        (257, 130, [128, 64, 65]),
+        (400, 1000, [400]),
+        (7, 3, [3, 3, 1]),
+        (130, 65, [64, 66]),
+    ],
+)
+def test_no_block_is_short(rows: int, at_once: int, blocks: list[int]) -> None:
+    assert list(stream._block_rows(rows, at_once)) == blocks
+
+
+def test_rows_are_read_alone(tmp_path: Path) -> None:
+    weight = torch.randn(50, 8).bfloat16()
+    save_file({"before": torch.ones(3), "w": weight}, tmp_path / "x")
+    stored = read_header(tmp_path / "x")["w"]
+    assert torch.equal(read_rows(stored, [7, 0, 49]), weight[[7, 0, 49]])
+    os.truncate(tmp_path / "x", stored.offset + 10)
+    with pytest.raises(CheckpointError, match=r"x: w: the file ends at byte \d+"):
+        read_rows(stored, [0])
+
+
+def test_shards_are_loaded_with_a_line_each(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made = make_checkpoint(tmp_path)
+    whole = load_text_model(_open(made), CPU, F32).state_dict()
+    _shard(made, 3)
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "jevany_backend"):
+        sharded = load_text_model(_open(made), CPU, F32).state_dict()
+    assert all(torch.equal(sharded[name], whole[name]) for name in whole)
+    *lines, last = [record.getMessage() for record in caplog.records]
+    for number, line in enumerate(lines, 1):
+        shard = rf"shard {number} of 3, model-0000{number}-of-00003\.safetensors"
+        assert re.fullmatch(rf"{shard}: 0\.00 GB in \d+\.\d\d s, \d+\.\d GB/s", line)
+    assert re.fullmatch(r"all 3 shards: 0\.00 GB in .* GB/s", last)
+
+
+def _as_fp8(made: MadeCheckpoint, block: int = 16) -> dict[str, torch.Tensor]:
+    """Store a base's matrices as e4m3 with a scale for each block; return the values that they stand for."""
+    path = made.base / "model.safetensors"
+    values, stored = {}, {}
+    for name, tensor in load_file(path).items():
+        if tensor.ndim != 2 or "_proj" not in name:
+            values[name] = stored[name] = tensor
+            continue
+        rows, columns = (-(-size // block) for size in tensor.shape)
+        scales = torch.rand(rows, columns) * 0.01 + 0.001
+        spread = scales.repeat_interleave(block, 0)[: tensor.shape[0]].repeat_interleave(block, 1)[:, : tensor.shape[1]]
+        stored[name] = (tensor / spread).clamp(-448, 448).to(FP8)
+        stored[f"{name}_scale_inv"] = scales
+        values[name] = stored[name].float() * spread
+    save_file(stored, path)
+    config = json.loads((made.base / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [block, block]}
+    (made.base / "config.json").write_text(json.dumps(config))
+    return values
+
+
+@pytest.mark.parametrize("served", [F32, BF16])
+def test_fp8_weights_are_dequantised_and_merged_with_one_rounding(tmp_path: Path, served: torch.dtype) -> None:
+    made = make_checkpoint(tmp_path)
+    values = _as_fp8(made)
+    ours = load_text_model(_open(made), CPU, served).state_dict()
+    pairs = read_adapter(made.adapter).pairs
+    for name, weight in ours.items():
+        expected = values[f"model.{name}"].float()
+        if pair := pairs.get(name.removesuffix(".weight")):
+            expected = expected.clone().add_(pair.up @ pair.down, alpha=pair.scale)
+        assert torch.equal(weight, expected.to(served)), name
+
+
+def test_a_block_of_scales_starts_at_its_own_row() -> None:
+    scales = BlockScales(torch.arange(1.0, 7).view(3, 2), rows=4, columns=3)
+    whole = scales.dequantise(torch.ones(10, 5).to(FP8), 0)
+    assert whole[0].tolist() == [1, 1, 1, 2, 2]
+    assert whole[9].tolist() == [5, 5, 5, 6, 6]
+    assert torch.equal(scales.dequantise(torch.ones(4, 5).to(FP8), 3), whole[3:7])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"quant_method": "gptq"},
+            r"config\.json: quantization_config is 'gptq' with weight_block_size \[16, 16\]; only",
+        ),
+        ({"weight_block_size": None}, r"quantization_config is 'fp8' with weight_block_size None; only bases"),
+        ({"weight_block_size": [8, 8]}, r"_scale_inv has shape \(\d+, \d+\); needs \(\d+, \d+\)"),
+    ],
+)
+def test_other_quantisations_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    made = make_checkpoint(tmp_path)
+    _as_fp8(made)
+    config = json.loads((made.base / "config.json").read_text())
+    config["quantization_config"] |= changes
+    (made.base / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=message):
+        load_text_model(_open(made), CPU, F32)
+
+
+def test_fp8_without_scales_and_other_dtypes_are_refused(tmp_path: Path) -> None:
+    made = make_checkpoint(tmp_path)
+    path = made.base / "model.safetensors"
+    tensors = load_file(path)
+    up = "model.layers.0.mlp.up_proj.weight"
+    save_file(tensors | {up: tensors[up].to(FP8)}, path)
+    with pytest.raises(
+        CheckpointError, match=r"up_proj\.weight is stored as fp8, but has no .*up_proj\.weight_scale_inv"
+    ):
+        plan(_open(made), F32)
+    save_file(tensors | {up: tensors[up].to(torch.int8)}, path)
+    with pytest.raises(
+        CheckpointError, match=r"up_proj\.weight is stored as I8; needs one of F64, F32, F16, BF16, F8_"
+    ):
+        plan(_open(made), F32)
+
+
+def test_a_failed_read_names_file_and_tensor_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_checkpoint(tmp_path)
+    _shard(made, 2)
+    files = _open(made)
+    models: list[weakref.ref[Any]] = []
+    build = load.build_model
+
+    def remember(*arguments: Any) -> Any:
+        model = build(*arguments)
+        models.extend(weakref.ref(parameter) for parameter in model.parameters())
+        return model
+
+    monkeypatch.setattr(load, "build_model", remember)
+    path = made.base / "model-00002-of-00002.safetensors"
+    last = max(read_header(path).values(), key=lambda stored: stored.offset)
+    os.truncate(path, last.offset + 1)  # After the headers were read: as when a disk fails.
+    with pytest.raises(CheckpointError) as raised:
+        load_text_model(files, CPU, F32)
+    assert re.fullmatch(rf"{path}: {re.escape(last.name)}: the file ends at byte {last.offset + 1}", str(raised.value))
+    gc.collect()
+    assert models
+    assert not any(reference() is not None for reference in models)  # Though the error is still held here.
+
+
+def test_a_full_device_says_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make_checkpoint(tmp_path)
+
+    def fail(*_: Any) -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
+
+    monkeypatch.setattr(Weight, "write", fail)
+    with pytest.raises(
+        torch.cuda.OutOfMemoryError, match=r"model\.safetensors: model\.\S+: CUDA out of memory\. Tried to allocate"
+    ):
+        load_text_model(_open(made), CPU, F32)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "its header is cut off"),
+        ((999).to_bytes(8, "little") + b"{}", "its header is cut off"),
+        ((2).to_bytes(8, "little") + b"[]", "its header is a list"),
+        ((2).to_bytes(8, "little") + b"{,", "Expecting property name"),
+        (
+            (63).to_bytes(8, "little") + b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'.ljust(63) + b"1234",
+            "it is cut off: w should end at byte 79, but the file has 75",
+        ),
+        (
+            (63).to_bytes(8, "little")
+            + b'{"w":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}}'.ljust(63)
+            + b"12345678",
+            "w has offsets that do not fit its shape",
+        ),
+    ],
+)
+def test_a_broken_file_is_named(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "x.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"x\.safetensors: not a safetensors file: {re.escape(message)}"):
+        read_header(tmp_path / "x.safetensors")
+
+
+def test_an_index_that_does_not_fit_its_shards_is_named(tmp_path: Path) -> None:
+    made = make_checkpoint(tmp_path)
+    _shard(made, 2)
+    path = made.base / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"]["model.extra"] = "model-00001-of-00002.safetensors"
+    path.write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=r"model-00001-of-00002\.safetensors: model\.extra is not in it, but"):
+        _open(made)
