@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, NoReturn, Self
 
-from jevany_server.backend_processes import find_backend_processes
+from jevany_server.backend_processes import BackendProcess, find_backend_processes
 from jevany_server.installation import Installation, ServerError, find_installation
 from jevany_server.ready import is_ready
 
@@ -115,6 +115,7 @@ class TritonServer:
             start_new_session=True,
             preexec_fn=_stop_when_parent_dies,
         )
+        self._backends: list[BackendProcess] = []
         self._log = _LogPump(self.process, log or sys.stderr.buffer)
 
     def _check_models(self, repository: Path) -> None:
@@ -174,18 +175,19 @@ class TritonServer:
                 raise ServerError(f"{waiting[0]} was not ready after {timeout:g} s")
             else:
                 time.sleep(0.1)
+        # Now, while all of them live: of one that has died, the kernel no longer knows which model it ran.
+        self._backends = find_backend_processes(self.process.pid)
 
     def watch(self) -> NoReturn:
-        """Wait until the server ends, or the process of a model that is ready does.
+        """Wait until the server ends, or the process of a model does; call it once all are ready.
 
         Raises:
             ServerError: One has; it says which.
         """
-        processes = find_backend_processes(self.process.pid)
         while True:
             if self.process.poll() is not None:
                 raise ServerError(f"Triton stopped with exit code {self.process.returncode}")
-            for process in processes:
+            for process in self._backends:
                 if end := process.end():
                     raise ServerError(end)
             time.sleep(WATCH_SECONDS)

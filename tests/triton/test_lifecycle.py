@@ -42,8 +42,9 @@ def _until(condition: Callable[[], bool], seconds: float = 20) -> bool:
     return True
 
 
-def _ours_in_shared_memory(pid: int) -> list[str]:
-    return [name for name in os.listdir("/dev/shm") if name.startswith(f"jevany-{pid}-")]
+def _ours_in_shared_memory(pid: int, port: int | str = "") -> list[str]:
+    """Return the regions of the servers that a process has started, or of the one at a gRPC port."""
+    return [name for name in os.listdir("/dev/shm") if name.startswith(f"jevany-{pid}-{port}")]
 
 
 def test_a_stopped_server_leaves_no_process_and_no_shared_memory(repository: Path) -> None:
@@ -51,11 +52,11 @@ def test_a_stopped_server_leaves_no_process_and_no_shared_memory(repository: Pat
         server.wait_until_ready(60)
         assert server.workspace.is_dir()
         assert len(_processes(str(server.workspace))) == 2  # The server and the backend's process.
-        assert _ours_in_shared_memory(os.getpid())
+        assert _ours_in_shared_memory(os.getpid(), server.ports.grpc)
     assert server.process.returncode == 0
     assert not server.workspace.exists()
     assert not _processes(str(server.workspace))
-    assert not _ours_in_shared_memory(os.getpid())
+    assert not _ours_in_shared_memory(os.getpid(), server.ports.grpc)
 
 
 def test_a_killed_server_leaves_no_process_and_no_shared_memory(repository: Path) -> None:
@@ -64,7 +65,7 @@ def test_a_killed_server_leaves_no_process_and_no_shared_memory(repository: Path
         server.process.kill()
         server.process.wait()
     assert not _processes(str(server.workspace))
-    assert not _ours_in_shared_memory(os.getpid())
+    assert not _ours_in_shared_memory(os.getpid(), server.ports.grpc)
 
 
 def _serve(repository: Path) -> subprocess.Popen[str]:
