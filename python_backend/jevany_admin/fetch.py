@@ -7,6 +7,8 @@ and compared, when it comes or when it was there already; one that differs is fe
 from __future__ import annotations
 
 import hashlib
+import http
+import importlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -14,11 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import httpx
 from huggingface_hub import HfApi, constants, hf_hub_url
 from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils import build_hf_headers, filter_repo_objects, hf_raise_for_status, tqdm
+from huggingface_hub.utils import build_hf_headers, filter_repo_objects, get_session, hf_raise_for_status, tqdm
 
 from jevany_admin.model_folder import AdminError, parameters, read_config
 from jevany_backend.checkpoint.head_file import read_head_file
@@ -96,6 +97,8 @@ def _fetch(reference: str, what: str, folder: Path, say: Callable[[str], None]) 
     if isinstance(place, Path):
         say(f"{what}: {place}: a local directory, nothing to fetch")
         return place
+    if constants.HF_HUB_OFFLINE:
+        raise AdminError(f"{place}: HF_HUB_OFFLINE is set, and fetching needs the Hub")
     say(str(place))
     with explained_refusals(place):
         commit, files = _list(place)
@@ -171,7 +174,7 @@ def _download(url: str, part: Path, file: _File) -> bool:
                     target.write(chunk)
                     digest.update(chunk)
                     bar.update(len(chunk))
-            except httpx.TransportError:
+            except _transport_error():
                 failures = 1 if target.tell() > before else failures + 1
                 if failures == ATTEMPTS:
                     raise
@@ -182,15 +185,19 @@ def _download(url: str, part: Path, file: _File) -> bool:
 def _stream(url: str, start: int) -> Iterator[bytes]:
     """Yield a file's bytes from one of them on, as they come."""
     headers = build_hf_headers() | {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
-    with (
-        httpx.Client(follow_redirects=True, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT) as client,
-        client.stream("GET", url, headers=headers) as response,
-    ):
+    timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
+    with get_session().stream("GET", url, headers=headers, follow_redirects=True, timeout=timeout) as response:
         hf_raise_for_status(response)
         # A server that does not know ranges sends the file from its beginning.
-        skip = start if response.status_code == httpx.codes.OK else 0
+        skip = start if response.status_code == http.HTTPStatus.OK else 0
         for chunk in response.iter_raw():
             rest = chunk[skip:]
             skip -= len(chunk) - len(rest)
             if rest:
                 yield rest
+
+
+def _transport_error() -> type[Exception]:
+    """Return what a broken connection raises: the Hub's library runs on httpx, and from version 2 on httpx2."""
+    library = type(get_session()).__module__.partition(".")[0]
+    return importlib.import_module(library).TransportError

@@ -27,7 +27,7 @@ from jevany_backend.checkpoint import (
 )
 from jevany_backend.decision_model import DecisionModel
 from jevany_backend.encoding import Limits, RowEncoder
-from jevany_backend.engine.reference import ReferenceEngine, live_kernels
+from jevany_backend.engine.reference import ReferenceEngine, hide_gpu_kernels, live_kernels
 from jevany_backend.protocol import DecisionError, InternalError, InvalidRequest, OutOfMemory, parse_request
 from jevany_backend.settings import Settings, SettingsError, read_settings
 
@@ -123,6 +123,8 @@ def load_model(settings: Settings) -> DecisionModel:
     Raises:
         CheckpointError: The checkpoint or its base cannot be served.
     """
+    if settings.device.type == "cpu":
+        hide_gpu_kernels()
     step = _StepLog()
     if settings.device.type == "cuda":
         torch.cuda.set_device(settings.device)  # For kernels that run on whatever device is the current one.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shutil
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
@@ -245,7 +244,17 @@ def test_local_directories_need_no_fetching(
     assert not hub.downloads
 
 
+def test_without_a_network_nothing_is_fetched(
+    hub: Hub, repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    code, _, errors = _fetch(repository, capsys)
+    assert code == 1
+    assert errors == (
+        "jevany-admin: adapter: owner/adapter at revision main: HF_HUB_OFFLINE is set, and fetching needs the Hub\n"
+    )
+
+
 def test_an_unknown_model_is_named(hub: Hub, repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fetch", "n", "--repository", str(repository)]) == 1
     assert capsys.readouterr().err.endswith(f"jevany-admin: no model 'n' in {repository}; there are m\n")
-    shutil.rmtree(hub.repositories.pop("owner/base"))

@@ -179,6 +179,8 @@ def _release(device: torch.device) -> None:
     """Give back what the device no longer needs."""
     gc.collect()
     if device.type == "cuda":
+        # cuBLAS keeps a workspace for each stream that it was called on, and the lanes' are gone.
+        torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
 
 

@@ -103,6 +103,7 @@ class WeightStream:
 
     def __init__(self, device: torch.device, lanes: int | None = None) -> None:
         count = lanes or min(MAX_LANES, os.cpu_count() or 1)
+        self._device = device
         self._lanes = [_Lane(device) for _ in range(count)]
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="weights")
 
@@ -120,6 +121,9 @@ class WeightStream:
             CheckpointError: Names the file and the tensor that could not be read or taken in.
             torch.cuda.OutOfMemoryError: The device has no memory left; the message names both as well.
         """
+        if self._device.type == "cuda":
+            # The lanes' streams must not overtake what the caller has begun on its own, such as making the weights.
+            torch.cuda.current_stream(self._device).synchronize()
         ordered = sorted(destinations, key=lambda destination: destination.stored.offset)
         feed = _Feed(_blocks(ordered))
         try:

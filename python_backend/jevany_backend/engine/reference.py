@@ -40,6 +40,16 @@ class ReferenceEngine:
         return hidden[[row.decide, *row.option_ends]]
 
 
+def hide_gpu_kernels() -> None:
+    """Keep transformers from taking kernels that run on a GPU alone, for a process that serves on the CPU.
+
+    transformers takes them wherever they can be imported, once, when a family's module is first imported: call this
+    before anything imports one.
+    """
+    for package in ("fla", "causal_conv1d"):
+        sys.modules.setdefault(package, None)  # type: ignore[arg-type]
+
+
 # transformers takes these from other packages where they are installed, and silently its own slow ones where not.
 _REPLACEABLE = ("torch_chunk_gated_delta_rule", "causal_conv1d_fn")
 
