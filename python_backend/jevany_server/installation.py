@@ -53,6 +53,9 @@ class Installation:
             "LD_LIBRARY_PATH": _joined(*map(str, self.libraries), os.environ.get("LD_LIBRARY_PATH", "")),
             "PATH": _joined(str(Path(sys.executable).parent), os.environ.get("PATH", "")),
             "PYTHONNOUSERSITE": "1",
+            # Idle threads of a CPU model sleep. By default they spin, and beside any other busy process on the same
+            # cores each small operation then waits for a thread that is not scheduled: seconds instead of milliseconds.
+            "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
         }
 
 

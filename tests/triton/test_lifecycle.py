@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from jevany_server.backend_processes import find_backend_processes
 from jevany_server.installation import ServerError
 from jevany_server.process import Ports, TritonServer
 from tests.triton.conftest import FREE_PORTS
@@ -108,6 +109,15 @@ def test_the_server_ends_when_its_parent_is_killed(repository: Path) -> None:
     process.communicate(timeout=60)  # Its output closes once the server, which writes to it as well, has ended.
     assert _until(lambda: not _processes(f"jevany-{process.pid}-"))
     assert not _ours_in_shared_memory(process.pid)
+
+
+def test_idle_threads_of_a_model_sleep(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    with TritonServer(repository, ["small"], ports=FREE_PORTS, log=io.BytesIO()) as server:
+        server.wait_until_ready(60)
+        [backend] = find_backend_processes(server.process.pid)
+        environment = Path(f"/proc/{backend.pid}/environ").read_bytes().split(b"\0")
+    assert b"OMP_WAIT_POLICY=PASSIVE" in environment
 
 
 def test_a_port_in_use_is_named(repository: Path) -> None:
