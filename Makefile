@@ -13,7 +13,7 @@ READY := .venv/.ready
 EXTRAS := backend,server,train,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve fetch test lint format train-tiny evaluate-tiny clean
+.PHONY: help setup demo serve fetch test lint format train-tiny clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
