@@ -1,0 +1,1 @@
+"""Fused kernels in Triton, each in a file beside its plain PyTorch twin."""
