@@ -177,7 +177,7 @@ def make_checkpoint(
     else:
         whole = AutoModelForCausalLM.from_config(qwen_config(base_rows, **(config_changes or {})), dtype=torch.float32)
     config = whole.config.get_text_config()
-    _randomise(whole)
+    randomise(whole)
     whole = whole.to(base_dtype)
     base = directory / "base"
     whole.save_pretrained(base)
@@ -255,8 +255,8 @@ def _add_unused_keys_and_values(path: Path, config: Gemma4TextConfig) -> None:
     save_file(tensors, path, metadata={"format": "pt"})
 
 
-def _randomise(model: torch.nn.Module) -> None:
-    # The library's own initialisation is too small for errors to show.
+def randomise(model: torch.nn.Module) -> None:
+    """Fill a model with random weights; the library's own initialisation is too small for errors to show."""
     with torch.no_grad():
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):

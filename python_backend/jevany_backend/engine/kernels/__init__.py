@@ -1,1 +1,42 @@
 """Fused kernels in Triton, each in a file beside its plain PyTorch twin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from jevany_backend.engine.kernels.add_rms_norm import add_rms_norm, add_rms_norm_twin
+from jevany_backend.engine.kernels.delta_inputs import DeltaInputs, delta_inputs, delta_inputs_twin
+from jevany_backend.engine.kernels.delta_rule import delta_rule, delta_rule_twin
+from jevany_backend.engine.kernels.gated_rms_norm import gated_rms_norm, gated_rms_norm_twin
+from jevany_backend.engine.kernels.qk_norm_rotary import qk_norm_rotary, qk_norm_rotary_twin
+from jevany_backend.engine.kernels.sigmoid_gate import sigmoid_gate, sigmoid_gate_twin
+from jevany_backend.engine.kernels.swiglu import swiglu, swiglu_twin
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What a forward pass calls between its products, each as the file of its name says."""
+
+    add_rms_norm: Callable[..., torch.Tensor]
+    swiglu: Callable[..., torch.Tensor]
+    qk_norm_rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    sigmoid_gate: Callable[..., torch.Tensor]
+    delta_inputs: Callable[..., DeltaInputs]
+    gated_rms_norm: Callable[..., torch.Tensor]
+    delta_rule: Callable[[DeltaInputs], torch.Tensor]
+
+
+TWINS = Kernels(
+    add_rms_norm_twin,
+    swiglu_twin,
+    qk_norm_rotary_twin,
+    sigmoid_gate_twin,
+    delta_inputs_twin,
+    gated_rms_norm_twin,
+    delta_rule_twin,
+)
+
+FUSED = Kernels(add_rms_norm, swiglu, qk_norm_rotary, sigmoid_gate, delta_inputs, gated_rms_norm, delta_rule)

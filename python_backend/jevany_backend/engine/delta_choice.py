@@ -1,0 +1,78 @@
+"""Which implementation of the delta rule runs a row of which length, by measurement."""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from jevany_backend.engine.kernels.delta_inputs import DeltaInputs, DeltaShape
+from jevany_backend.engine.kernels.delta_rule import PLANS, delta_rule
+from jevany_backend.engine.kernels.fla_delta_rule import fla_delta_rule, fla_is_installed
+from jevany_backend.engine.measured import Measured, fastest
+
+FLA = "flash-linear-attention"
+TIMED_ROWS = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
+
+
+class DeltaRule:
+    """The delta rule by whichever implementation is the fastest for the row's length.
+
+    Args:
+        measured: What times, and remembers; on a CPU our kernels' first plan is taken.
+        shape: The layers' shape.
+        dtype: What the model is served in.
+        longest: The longest row.
+    """
+
+    def __init__(self, measured: Measured, shape: DeltaShape, dtype: torch.dtype, longest: int) -> None:
+        self.candidates: dict[str, Callable[[DeltaInputs], torch.Tensor]] = {
+            str(plan): partial(delta_rule, plan=plan) for plan in PLANS
+        }
+        self.rows: list[int] = [1]
+        self.names: list[str] = [str(PLANS[0])]
+        if measured.device.type != "cuda":
+            return
+        if fla_is_installed():
+            self.candidates[FLA] = fla_delta_rule
+        self.rows = [rows for rows in TIMED_ROWS if rows <= longest] or [TIMED_ROWS[0]]
+        self.names = []
+        for rows in self.rows:
+            inputs = _example(rows, shape, dtype, measured.device)
+            name = f"delta rule of {rows} rows, {shape}, {str(dtype).removeprefix('torch.')}"
+            candidates = {
+                key: (lambda _, function=function, inputs=inputs: function(inputs))
+                for key, function in self.candidates.items()
+            }
+            best = fastest(measured.compare(name, candidates))
+            if best is None:
+                raise RuntimeError("no implementation of the delta rule runs on this GPU")
+            self.names.append(best)
+
+    def __call__(self, inputs: DeltaInputs) -> torch.Tensor:
+        """Run the rule; see `kernels.delta_rule.delta_rule_twin`."""
+        return self.candidates[self.name(len(inputs.values))](inputs)
+
+    def name(self, rows: int) -> str:
+        """Return which implementation runs rows of a length."""
+        return self.names[min(bisect.bisect_left(self.rows, rows), len(self.rows) - 1)]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} ({count} of {len(self.names)} lengths)" for name, count in Counter(self.names).items())
+
+
+def _example(rows: int, shape: DeltaShape, dtype: torch.dtype, device: torch.device) -> DeltaInputs:
+    generator = torch.Generator(device).manual_seed(0)
+
+    def noise(*sizes: int) -> torch.Tensor:
+        return torch.randn(sizes, generator=generator, device=device)
+
+    def unit() -> torch.Tensor:
+        return torch.nn.functional.normalize(noise(rows, shape.keys, shape.key_width), dim=-1).to(dtype)
+
+    values = noise(rows, shape.values, shape.value_width).to(dtype)
+    decay = -torch.nn.functional.softplus(noise(rows, shape.values))
+    return DeltaInputs(unit(), unit(), values, decay, noise(rows, shape.values).sigmoid())

@@ -1,0 +1,1 @@
+"""A flat forward pass for each family of bases, over packed weights."""

@@ -1,0 +1,141 @@
+"""Times measured on this GPU, kept on disk, so that what is fastest is chosen once for a machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+log = logging.getLogger(__name__)
+
+Times = dict[str, float | None]
+
+# A graph is repeated until about this long has passed, so that a clock's tick and a launch do not count.
+_SECONDS_A_REPLAY = 300e-6
+_REPLAYS = 3
+_MAX_RUNS = 24
+
+
+class Measured:
+    """Answers "how long does each of these take here?", from disk where it has been asked before.
+
+    Args:
+        device: The device. On a CPU nothing is measured.
+        directory: Where times are kept; None for ``jevany-triton`` in the user's cache directory.
+    """
+
+    def __init__(self, device: torch.device, directory: Path | None = None) -> None:
+        self.device = device
+        self.measured_now = 0
+        self.times: dict[str, Times] = {}
+        self._path: Path | None = None
+        if device.type == "cuda":
+            self.machine = describe_gpu(device)
+            key = hashlib.sha256(json.dumps(self.machine, sort_keys=True).encode()).hexdigest()[:16]
+            self._path = (directory or _cache_directory()) / f"times-{key}.json"
+            self.times = self._read()
+
+    def compare(self, question: str, candidates: Mapping[str, Callable[[int], object]]) -> Times:
+        """Time candidates against each other.
+
+        Args:
+            question: What is asked, with all that the times depend on but the machine.
+            candidates: Name -> a function that does the work once; its argument counts the runs, so that it can take
+                different weights each time, as a model does.
+
+        Returns:
+            Name -> microseconds a run, or None for one that cannot run here; empty on a CPU.
+        """
+        if self.device.type != "cuda":
+            return {}
+        known = self.times.setdefault(question, {})
+        for name, run in candidates.items():
+            if name not in known:
+                known[name] = _time(run)
+                self.measured_now += 1
+        return {name: known[name] for name in candidates}
+
+    def keep(self) -> None:
+        """Write what has been measured to disk. Where that fails, the next start measures again."""
+        if self._path is None or not self.measured_now:
+            return
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            new = self._path.with_suffix(f".{os.getpid()}")
+            new.write_text(json.dumps({"machine": self.machine, "microseconds": self.times}, indent=1))
+            new.replace(self._path)
+        except OSError as error:
+            log.warning("%s: %s; what was measured is not kept", self._path, error.strerror or error)
+
+    def _read(self) -> dict[str, Times]:
+        assert self._path is not None
+        try:
+            content = json.loads(self._path.read_text())
+            return dict(content["microseconds"]) if content["machine"] == self.machine else {}
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+
+
+def fastest(times: Times) -> str | None:
+    """Return the name of the least time; None where nothing could be timed."""
+    ran = {name: time for name, time in times.items() if time is not None}
+    return min(ran, key=ran.__getitem__) if ran else None
+
+
+def describe_gpu(device: torch.device) -> dict[str, str]:
+    """Return what times depend on: the GPU, its driver and the versions of the libraries that compute."""
+    import triton
+
+    driver = Path("/proc/driver/nvidia/version")
+    return {
+        "gpu": torch.cuda.get_device_name(device),
+        "driver": driver.read_text().splitlines()[0] if driver.is_file() else "unknown",
+        "cuda": str(torch.version.cuda),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+    }
+
+
+def _cache_directory() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "jevany-triton"
+
+
+def _time(run: Callable[[int], object]) -> float | None:
+    """Return the microseconds of one run, inside a graph, as it will be used; None if it cannot run."""
+    try:
+        run(0)
+        torch.cuda.synchronize()
+        once = _elapsed(lambda: run(1))
+        runs = max(2, min(_MAX_RUNS, int(_SECONDS_A_REPLAY / max(once, 1e-6))))
+        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            run(0)
+            graph.capture_begin(capture_error_mode="thread_local")
+            for index in range(runs):
+                run(index)
+            graph.capture_end()
+            graph.replay()
+            best = min(_elapsed(graph.replay) for _ in range(_REPLAYS))
+        return best / runs * 1e6
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except Exception as error:
+        # A kernel that needs more than this GPU has, or that its compiler refuses, is no candidate.
+        log.info("a candidate does not run here: %s", str(error).strip().splitlines()[:1])
+        return None
+
+
+def _elapsed(run: Callable[[], object]) -> float:
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    run()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3

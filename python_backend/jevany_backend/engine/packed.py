@@ -1,0 +1,151 @@
+"""Packed weights: projections that share an input, as one product whose layout and library are chosen by measurement.
+
+A weight lies in memory either as it is stored, output by output, or transposed; and cuBLAS picks its algorithm by one
+of two interfaces. None is best at every number of rows, so each shape of a model is timed at load at the numbers that
+occur. A layout holds for all of them, since a weight is there once; the interface is chosen for each.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from jevany_backend.engine.measured import Measured, fastest
+
+LAYOUTS = ("stored", "transposed")
+LIBRARIES = ("cublas", "cublaslt")
+# Numbers of rows that are timed: where the tiles of a product end, and far enough between.
+TIMED_ROWS = (32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024, 1536, 2048, 4096)
+# Reading a weight again that is still in the cache would be faster than the model ever is.
+_BYTES_TO_LEAVE_THE_CACHE = 256 << 20
+
+
+@dataclass(frozen=True)
+class ProductPlan:
+    """How one shape of weight is stored and multiplied.
+
+    Attributes:
+        transposed: Whether it lies in memory as (in, out).
+        rows: Numbers of rows, ascending.
+        libraries: The interface of cuBLAS up to each of them; the last also beyond.
+    """
+
+    transposed: bool = False
+    rows: tuple[int, ...] = field(default=(1,))
+    libraries: tuple[str, ...] = field(default=("cublas",))
+
+    def library(self, rows: int) -> str:
+        """Return the interface for a number of rows."""
+        return self.libraries[min(bisect.bisect_left(self.rows, rows), len(self.rows) - 1)]
+
+
+class Product:
+    """Multiplies rows by a packed weight: ``x W^T``.
+
+    Args:
+        linears: The layers whose outputs stand side by side in the result, in order. Their weights are taken away from
+            them, so that none is there twice.
+        plan: How to store the packed weight and multiply by it.
+    """
+
+    def __init__(self, linears: Sequence[nn.Linear], plan: ProductPlan) -> None:
+        self.plan = plan
+        first = linears[0].weight
+        ends = list(itertools.accumulate(linear.weight.shape[0] for linear in linears))
+        shape = (first.shape[1], ends[-1]) if plan.transposed else (ends[-1], first.shape[1])
+        if len(linears) == 1 and not plan.transposed:
+            self.weight = first.detach()
+        else:
+            self.weight = torch.empty(shape, dtype=first.dtype, device=first.device)
+            for end, linear in zip(ends, linears, strict=True):
+                part = linear.weight.detach()
+                into = slice(end - len(part), end)
+                if plan.transposed:
+                    self.weight[:, into] = part.T
+                else:
+                    self.weight[into] = part
+        for linear in linears:
+            if linear.bias is not None:
+                raise ValueError("a projection with a bias cannot be packed")
+            linear.weight = None  # type: ignore[assignment]
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return (n, out) for (n, in)."""
+        return multiply(rows, self.weight, self.plan.transposed, self.plan.library(len(rows)))
+
+
+def multiply(rows: torch.Tensor, weight: torch.Tensor, transposed: bool, library: str) -> torch.Tensor:
+    """Multiply rows by a weight.
+
+    Args:
+        rows: (n, in).
+        weight: (out, in), or (in, out) if transposed.
+        transposed: Which.
+        library: One of `LIBRARIES`; without meaning on a CPU.
+
+    Returns:
+        (n, out) in the same dtype.
+    """
+    # A setting of the process; nothing else multiplies while a row is under way.
+    other = rows.is_cuda and library != "cublas"
+    if other:
+        torch.backends.cuda.preferred_blas_library(library)
+    try:
+        return rows @ weight if transposed else functional.linear(rows, weight)
+    finally:
+        if other:
+            torch.backends.cuda.preferred_blas_library("cublas")
+
+
+def plan_product(measured: Measured, shape: tuple[int, int], dtype: torch.dtype, longest: int) -> ProductPlan:
+    """Choose how to store and multiply weights of one shape, by timing.
+
+    Args:
+        measured: What times, and remembers.
+        shape: (out, in).
+        dtype: The weights' dtype.
+        longest: The most rows that occur.
+
+    Returns:
+        The plan; the plain one on a CPU.
+    """
+    if measured.device.type != "cuda":
+        return ProductPlan()
+    counts = [rows for rows in TIMED_ROWS if rows <= longest] or [TIMED_ROWS[0]]
+    copies = max(2, -(-_BYTES_TO_LEAVE_THE_CACHE // (shape[0] * shape[1] * dtype.itemsize)))
+    # One block serves both layouts; the numbers in it do not matter to the time.
+    memory = torch.randn((copies, shape[0], shape[1]), dtype=dtype, device=measured.device) * shape[1] ** -0.5
+    weights = {"stored": memory, "transposed": memory.view(copies, shape[1], shape[0])}
+    best: dict[str, list[tuple[float, str]]] = {layout: [] for layout in LAYOUTS}
+    for count in counts:
+        rows = torch.randn(count, shape[1], dtype=dtype, device=measured.device)
+
+        def run(index: int, layout: str, library: str, rows: torch.Tensor = rows) -> torch.Tensor:
+            return multiply(rows, weights[layout][index % copies], layout == "transposed", library)
+
+        name = f"product of {count} rows with {shape[0]} x {shape[1]}, {str(dtype).removeprefix('torch.')}"
+        times = measured.compare(
+            name,
+            {
+                f"{layout} {library}": (lambda index, a=layout, b=library, run=run: run(index, a, b))
+                for layout in LAYOUTS
+                for library in LIBRARIES
+            },
+        )
+        for layout in LAYOUTS:
+            of_layout = {library: times[f"{layout} {library}"] for library in LIBRARIES}
+            library = fastest(of_layout) or "cublas"
+            best[layout].append((of_layout[library] or float("inf"), library))
+    # What each layout costs over the better one, at every number of rows alike: the grid is as dense where rows are.
+    floor = [min(best[layout][at][0] for layout in LAYOUTS) for at in range(len(counts))]
+    cost = {
+        layout: sum(time / least for (time, _), least in zip(best[layout], floor, strict=True)) for layout in LAYOUTS
+    }
+    layout = min(LAYOUTS, key=cost.__getitem__)
+    return ProductPlan(layout == "transposed", tuple(counts), tuple(library for _, library in best[layout]))
