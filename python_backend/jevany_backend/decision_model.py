@@ -7,23 +7,20 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-import torch
-
 from jevany_backend.protocol import DecisionRequest, InvalidRequest, answer
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from jevany_backend.encoding import Row, RowEncoder
-    from jevany_backend.readout import Readout
 
 
 class Engine(Protocol):
-    """What a forward pass must offer; see `engine.reference.ReferenceEngine`."""
+    """What runs rows; see `engine.reference.ReferenceEngine` and `engine.graphs.GraphEngine`."""
 
-    def hidden_states(self, row: Row) -> torch.Tensor:
-        """Return (1 + K, hidden): the decide token's state, then each end-option token's."""
+    def probabilities(self, row: Row) -> NDArray[np.float32]:
+        """Return the options' probabilities, (K,) float32, in option order: forward pass, readout, copy to the CPU."""
 
 
 @dataclass(frozen=True)
@@ -46,17 +43,13 @@ class DecisionModel:
         name: The name it is served under.
         encoder: Makes rows of its questions.
         engine: Runs the rows.
-        readout: Reads the options' probabilities off the hidden states.
         random_weights: Whether the weights are random; then every reply says so.
     """
 
-    def __init__(
-        self, name: str, encoder: RowEncoder, engine: Engine, readout: Readout, *, random_weights: bool = False
-    ) -> None:
+    def __init__(self, name: str, encoder: RowEncoder, engine: Engine, *, random_weights: bool = False) -> None:
         self.name = name
         self.encoder = encoder
         self.engine = engine
-        self.readout = readout
         self.random_weights = random_weights
 
     def decide(self, request: DecisionRequest) -> Reply:
@@ -73,7 +66,7 @@ class DecisionModel:
         [(identifier, question)] = request.questions.items()
         row = self.encoder.encode(request.state, question, "question" if request.single else f"questions.{identifier}")
         started = time.perf_counter()
-        probabilities = self.probabilities(row)
+        probabilities = self.engine.probabilities(row)
         latency = time.perf_counter() - started
         result = answer(question, probabilities.tolist())
         answers = {identifier: result}
@@ -88,8 +81,3 @@ class DecisionModel:
             "latency_ms": round(latency * 1000, 3),
         }
         return Reply(body, probabilities)
-
-    @torch.inference_mode()
-    def probabilities(self, row: Row) -> NDArray[np.float32]:
-        """Return the options' probabilities, (K,) float32, in option order: forward pass, readout, copy to the CPU."""
-        return self.readout(self.engine.hidden_states(row)).cpu().numpy()

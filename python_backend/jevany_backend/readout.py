@@ -25,7 +25,11 @@ class PointerReadout:
         self.temperature = temperature
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the probabilities of K options.
+        """Return the probabilities of K options, (K,) float32, for the states that `logits` takes."""
+        return torch.softmax(self.logits(hidden), dim=-1)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the logits of K options, divided by the temperature.
 
         Args:
             hidden: (1 + K, hidden), the decide token's state first, then each end-option token's; any float dtype.
@@ -41,7 +45,7 @@ class PointerReadout:
             inner = functional.linear(keys * query, head["residual.0.weight"], head["residual.0.bias"])
             outer = functional.linear(functional.gelu(inner), head["residual.2.weight"], head["residual.2.bias"])
             logits = logits + outer[:, 0]
-        return torch.softmax(logits / self.temperature, dim=-1)
+        return logits / self.temperature
 
 
 class DirectTokenReadout:
@@ -57,17 +61,21 @@ class DirectTokenReadout:
         self.temperature = temperature
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the probabilities of K options.
+        """Return the probabilities of K options, (K,) float32, for the states that `logits` takes."""
+        return torch.softmax(self.logits(hidden), dim=-1)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the logits of K options, divided by the temperature.
 
         Args:
             hidden: (1 + K, hidden), the decide token's state first; of the others only the number counts.
 
         Returns:
-            (K,), float32.
+            (K,), float32; fewer where there are fewer labels.
         """
         rows = self.label_rows[: hidden.shape[0] - 1]
         logits = functional.linear(hidden[0].to(rows.dtype), rows).float()
-        return torch.softmax(logits / self.temperature, dim=-1)
+        return logits / self.temperature
 
 
 Readout: TypeAlias = "PointerReadout | DirectTokenReadout"

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 
 from jevany_backend.encoding import Limits
+from jevany_backend.engine.modes import MODES
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _WEIGHTS = {"checkpoint": False, "random": True}
+_ENGINES = {"automatic": None} | {mode: mode for mode in MODES}
 
 
 class SettingsError(Exception):
@@ -33,6 +35,7 @@ class Settings:
         random_weights: Whether the weights are random numbers in the true shape, for measuring latency.
         dtype: What the weights are served in.
         device: Where this instance runs.
+        engine: How it runs, one of `engine.modes.MODES`; None for the fastest there is for its family and device.
         limits: The most tokens a request may have.
     """
 
@@ -43,6 +46,7 @@ class Settings:
     random_weights: bool
     dtype: torch.dtype
     device: torch.device
+    engine: str | None
     limits: Limits
 
 
@@ -69,6 +73,7 @@ def read_settings(args: Mapping[str, str]) -> Settings:
         random_weights=reader.one_of("weights", _WEIGHTS, default="checkpoint"),
         dtype=reader.one_of("dtype", DTYPES),
         device=place(args["model_instance_kind"], args["model_instance_device_id"]),
+        engine=reader.one_of("engine", _ENGINES, default="automatic"),
         limits=Limits(
             state_tokens=reader.positive("max_state_tokens", Limits.state_tokens),
             row_tokens=reader.positive("max_row_tokens", Limits.row_tokens),

@@ -27,7 +27,8 @@ from jevany_backend.checkpoint import (
 )
 from jevany_backend.decision_model import DecisionModel
 from jevany_backend.encoding import Limits, RowEncoder
-from jevany_backend.engine.reference import ReferenceEngine, hide_gpu_kernels, live_kernels
+from jevany_backend.engine.modes import build_engine, choose_mode
+from jevany_backend.engine.reference import hide_gpu_kernels
 from jevany_backend.protocol import DecisionError, InternalError, InvalidRequest, OutOfMemory, parse_request
 from jevany_backend.settings import Settings, SettingsError, read_settings
 
@@ -149,13 +150,11 @@ def load_model(settings: Settings) -> DecisionModel:
         readout = load_readout(files, settings.device, settings.dtype)
     parameters = sum(parameter.numel() for parameter in text_model.parameters())
     step.done(f"weights ready: {parameters:,} parameters, {settings.dtype}, on {settings.device}")
-    for kernel, module in live_kernels(text_model).items():
-        slow = settings.device.type == "cuda" and module.startswith("transformers")
-        hint = ", which is slow: install flash-linear-attention and causal-conv1d" if slow else ""
-        log.log(logging.WARNING if slow else logging.INFO, "%s is from %s%s", kernel, module, hint)
     encoder = RowEncoder(files.tokenizer, files.delimiters, files.labels, limits)
-    engine = ReferenceEngine(text_model)
-    return DecisionModel(settings.name, encoder, engine, readout, random_weights=settings.random_weights)
+    mode = choose_mode(settings.engine, files.config.model_type, settings.device)
+    engine = build_engine(mode, text_model, readout, limits.row_tokens)
+    step.done(f"engine {mode} ready")
+    return DecisionModel(settings.name, encoder, engine, random_weights=settings.random_weights)
 
 
 def _warm_up(model: DecisionModel) -> None:

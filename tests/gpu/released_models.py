@@ -216,7 +216,7 @@ def _compare(
 
     def ours(dtype: torch.dtype) -> tuple[Any, torch.Tensor]:
         model = load_text_model(files, device, dtype)
-        return model, ReferenceEngine(model).hidden_states(row)
+        return model, ReferenceEngine(model, load_readout(files, device, dtype)).hidden_states(row)
 
     entry: dict[str, Any] = {}
     if kernels:

@@ -76,7 +76,7 @@ def test_an_added_checkpoint_answers_as_its_weights_do(
     device = next(made[family].peft_model.parameters()).device
     model = load_text_model(files, device, made[family].peft_model.dtype)
     encoder = RowEncoder(files.tokenizer, files.delimiters, files.labels)
-    ours = DecisionModel(family, encoder, ReferenceEngine(model), load_readout(files, device, model.dtype))
+    ours = DecisionModel(family, encoder, ReferenceEngine(model, load_readout(files, device, model.dtype)))
     with Client(families.grpc_url, family) as client:
         for question in QUESTIONS.values():
             decision = client.decide(STATE, question)

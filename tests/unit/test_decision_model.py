@@ -24,8 +24,8 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     files = open_checkpoint(str(made.adapter), str(made.base))
     cpu = torch.device("cpu")
     encoder = RowEncoder(files.tokenizer, files.delimiters, files.labels, Limits(200, 300))
-    engine = ReferenceEngine(load_text_model(files, cpu, torch.float32))
-    return DecisionModel("small", encoder, engine, load_readout(files, cpu, torch.float32))
+    text_model, readout = load_text_model(files, cpu, torch.float32), load_readout(files, cpu, torch.float32)
+    return DecisionModel("small", encoder, ReferenceEngine(text_model, readout))
 
 
 CHOICE = {"type": "choice", "instructions": "Which team?", "criteria": {"billing": "Charges", "shipping": None}}

@@ -52,7 +52,7 @@ def test_hidden_states_are_those_of_transformers(tmp_path: Path, family: str, ad
         for index, identifier in enumerate(files.delimiters.ids):
             row.ids[5 * index] = identifier
     theirs = _transformers_states(made, row, len(files.tokenizer))
-    ours = ReferenceEngine(model).hidden_states(row)
+    ours = ReferenceEngine(model, load_readout(files, CPU, torch.float32)).hidden_states(row)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     assert theirs.std() > 0.1
 
@@ -81,7 +81,9 @@ def test_a_window_is_kept(tmp_path: Path) -> None:
             "layer_rope_theta": [500_000.0] * 2,
         },
     )
-    engine = ReferenceEngine(load_text_model(open_checkpoint(str(made.adapter), str(made.base)), CPU, torch.float32))
+    files = open_checkpoint(str(made.adapter), str(made.base))
+    model, readout = load_text_model(files, CPU, torch.float32), load_readout(files, CPU, torch.float32)
+    engine = ReferenceEngine(model, readout)
     row = _row(made)
     before = engine.hidden_states(row)
     reach = 2 * (8 - 1)  # Two layers, each of which sees a token and the 7 before it.

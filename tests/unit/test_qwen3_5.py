@@ -20,8 +20,8 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LONGEST = 192
 
 
-def small_model(dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
-    torch.manual_seed(0)
+def small_model(dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any) -> Any:
+    torch.manual_seed(seed)
     model = build_model(qwen_config(300, **changes), DEVICE, dtype)
     randomise(model)
     return model
@@ -75,13 +75,15 @@ def test_fused_kernels_run_a_row_of_several_chunks() -> None:
 
 @torch.inference_mode()
 def test_bfloat16_errs_no_more_than_transformers() -> None:
-    model = small_model()
-    half = copy.deepcopy(model).bfloat16()
-    ids, reads = _ids(100), torch.arange(100, device=DEVICE)
-    true = _states(copy.deepcopy(half).float(), ids)
-    theirs = (_states(half, ids).float() - true).norm()
-    ours = (packed(half, fused=False)(ids, reads).float() - true).norm()
-    assert ours < 1.1 * theirs
+    # One model's error is chance; over a few, ours must not be the larger.
+    ours, theirs = [], []
+    for seed in range(6):
+        half = small_model(torch.bfloat16, seed=seed)
+        true = _states(copy.deepcopy(half).float(), _ids(100))
+        reads = torch.arange(100, device=DEVICE)
+        theirs.append((_states(half, _ids(100)).float() - true).norm() / true.norm())
+        ours.append((packed(half, fused=False)(_ids(100), reads).float() - true).norm() / true.norm())
+    assert sum(ours) < 1.1 * sum(theirs), (ours, theirs)
 
 
 @torch.inference_mode()

@@ -68,7 +68,7 @@ def test_a_random_model_answers_and_says_so(tmp_path: Path, release: str) -> Non
     assert model.get_parameter("layers.0.mlp.up_proj.weight").float().std() == pytest.approx(64**-0.5, rel=0.1)
     encoder = RowEncoder(files.tokenizer, files.delimiters, files.labels, Limits(300, 400))
     readout = random_readout(files, model, torch.bfloat16)
-    decisions = DecisionModel("m", encoder, ReferenceEngine(model), readout, random_weights=True)
+    decisions = DecisionModel("m", encoder, ReferenceEngine(model, readout), random_weights=True)
     question = {"type": "choice", "criteria": {"a": None, "b": None, "c": None}}
     reply = decisions.decide(parse_request(json.dumps({"state": "x" * 200, "question": question}).encode()))
     assert reply.body["weights"] == "random"

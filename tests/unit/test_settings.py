@@ -56,7 +56,7 @@ def test_every_parameter() -> None:
         (PARAMETERS | {"max_row_tokens": "0"}, {}, "parameter max_row_tokens: '0' is not a positive whole number"),
         (PARAMETERS | {"max_row_tokens": "1e3"}, {}, "parameter max_row_tokens: '1e3' is not a positive whole"),
         (PARAMETERS | {"max_row_tokens": "٣"}, {}, "parameter max_row_tokens: '٣' is not a positive whole number"),
-        (PARAMETERS | {"adaptor": "x"}, {}, "parameter adaptor: unknown; there are adapter, base, dtype, max_row_"),
+        (PARAMETERS | {"adaptor": "x"}, {}, "parameter adaptor: unknown; there are adapter, base, dtype, engine, max_row_"),
         (PARAMETERS, {"max_batch_size": 0}, "max_batch_size: 0; needs 1 or more"),
         (PARAMETERS, {"input": []}, r"input: \[\]; needs \[\('REQUEST'"),
     ],

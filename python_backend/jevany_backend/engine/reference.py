@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from transformers import PreTrainedModel
 
     from jevany_backend.encoding import Row
+    from jevany_backend.readout import Readout
 
 
 class ReferenceEngine:
@@ -19,10 +25,18 @@ class ReferenceEngine:
 
     Args:
         model: The text decoder with the adapter merged, in evaluation mode, on its device.
+        readout: Reads the options' probabilities off its states.
+        gpu_kernels: Whether its DeltaNet layers run the kernels that transformers has found, or its slow ones.
+        fused_attention: Whether PyTorch may fuse attention, or writes out its scores.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(
+        self, model: PreTrainedModel, readout: Readout, *, gpu_kernels: bool = True, fused_attention: bool = True
+    ) -> None:
         self.model = model
+        self.readout = readout
+        self.gpu_kernels = gpu_kernels
+        self.fused_attention = fused_attention
         self.device = next(model.parameters()).device
 
     @torch.inference_mode()
@@ -36,8 +50,47 @@ class ReferenceEngine:
             (1 + K, hidden) on the engine's device: the decide token's, then each end-option token's.
         """
         ids = torch.tensor([row.ids], device=self.device)
-        hidden = self.model(input_ids=ids, use_cache=False).last_hidden_state[0]
+        with contextlib.ExitStack() as stack:
+            if not self.gpu_kernels:
+                stack.enter_context(_slow_kernels(self.model))
+            if not self.fused_attention:
+                stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            hidden = self.model(input_ids=ids, use_cache=False).last_hidden_state[0]
         return hidden[[row.decide, *row.option_ends]]
+
+    @torch.inference_mode()
+    def probabilities(self, row: Row) -> NDArray[np.float32]:
+        """Return the options' probabilities, (K,) float32, in option order: forward pass, readout, copy to the CPU."""
+        return self.readout(self.hidden_states(row)).cpu().numpy()
+
+
+class UnmaskedTransformers:
+    """transformers' forward pass for a captured graph, as `graphs.Forward`: no mask, nothing that waits for the host.
+
+    While a stream captures, transformers would build an explicit causal mask, which rules out the flash kernel. A mask
+    of None for each type of layer leaves the causal flag instead.
+
+    Args:
+        model: A text decoder whose layers all see the whole row before them: a window would need a mask.
+
+    Raises:
+        ValueError: It has layers with a window.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        types = set(model.config.layer_types)
+        if not types <= {"full_attention", "linear_attention"}:
+            raise ValueError(f"{model.config.model_type} has layers of {', '.join(sorted(types))}, which need masks")
+        self.model = model
+        self._masks = dict.fromkeys(types)
+
+    def __call__(self, ids: torch.Tensor, reads: torch.Tensor) -> torch.Tensor:
+        """Return (R, hidden), the final states at positions (R,) of the row with token ids (n,)."""
+        # Positions as three planes, as for pictures: for the four planes that it makes itself, transformers looks for
+        # rows packed together.
+        positions = torch.arange(len(ids), device=ids.device).expand(3, 1, -1)
+        output = self.model(input_ids=ids[None], position_ids=positions, attention_mask=self._masks, use_cache=False)
+        return output.last_hidden_state[0].index_select(0, reads)
 
 
 def hide_gpu_kernels() -> None:
@@ -52,6 +105,20 @@ def hide_gpu_kernels() -> None:
 
 # transformers takes these from other packages where they are installed, and silently its own slow ones where not.
 _REPLACEABLE = ("torch_chunk_gated_delta_rule", "causal_conv1d_fn")
+
+
+@contextlib.contextmanager
+def _slow_kernels(model: PreTrainedModel) -> Iterator[None]:
+    """Let a model's family run transformers' own slow kernels, whatever it has found."""
+    family = sys.modules[type(model).__module__]
+    found = {name: getattr(family, name) for name in _REPLACEABLE if hasattr(family, name)}
+    try:
+        for name, function in found.items():
+            setattr(family, name, inspect.unwrap(function))
+        yield
+    finally:
+        for name, function in found.items():
+            setattr(family, name, function)
 
 
 def live_kernels(model: PreTrainedModel) -> dict[str, str]:

@@ -156,7 +156,7 @@ class Qwen35:
             else:
                 update = self._attend(layer, normed, reads if last else None)
             if last:
-                residual = residual[reads]  # From here on (R, d).
+                residual = residual.index_select(0, reads)  # From here on (R, d).
             normed = kernels.add_rms_norm(residual, update, layer.mlp.norm, self.eps)
             update = layer.mlp.down(kernels.swiglu(layer.mlp.gate_up(normed)))
         return kernels.add_rms_norm(residual, update, self.norm, self.eps)
@@ -167,7 +167,7 @@ class Qwen35:
         heads = self.kernels.delta_rule(inputs)
         gate = packed[:, self.delta.gate]
         if reads is not None:
-            heads, gate = heads[reads], gate[reads]
+            heads, gate = heads.index_select(0, reads), gate.index_select(0, reads)
         return layer.output(self.kernels.gated_rms_norm(heads, gate, layer.head_norm, self.eps))
 
     def _attend(self, layer: AttentionLayer, normed: torch.Tensor, reads: torch.Tensor | None) -> torch.Tensor:
@@ -177,7 +177,7 @@ class Qwen35:
             attended = self._causal_attention(query, key, self._values(packed))  # (n, H, w)
             return layer.output(self.kernels.sigmoid_gate(attended, packed))
         _, key = self._turn(layer, packed, replace(self.attention, queries=0), None)
-        packed_queries = layer.queries(normed[reads])
+        packed_queries = layer.queries(normed.index_select(0, reads))
         query, _ = self._turn(layer, packed_queries, replace(self.attention, keys=0), reads)
         attended = self._read_attention(query, key, self._values(packed), reads)  # (R, H, w)
         return layer.output(self.kernels.sigmoid_gate(attended, packed_queries))

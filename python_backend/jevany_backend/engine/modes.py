@@ -1,0 +1,142 @@
+"""The ways a model can run, from transformers as it comes to our own engine: the rows of the ablation table."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from jevany_backend.checkpoint.errors import CheckpointError
+from jevany_backend.engine.graphs import OUR_GRID, PUBLISHED_GRID, CudaGraphs, Executor, GraphEngine, NoGraphs
+from jevany_backend.engine.measured import Measured
+from jevany_backend.engine.reference import ReferenceEngine, UnmaskedTransformers, live_kernels
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from jevany_backend.engine.families.qwen3_5 import Qwen35
+    from jevany_backend.readout import Readout
+
+log = logging.getLogger(__name__)
+
+MODES = {
+    "reference": "transformers with whatever kernels it finds",
+    "default": "transformers, no kernels of other packages, attention written out, TF32 off",
+    "kernels": "transformers with the kernels of flash-linear-attention and causal-conv1d, attention written out",
+    "sdpa": "the same with fused attention",
+    "graphs": "the same with the whole forward pass in CUDA graphs: the published recipe",
+    "engine": "our forward pass over packed weights, fused kernels, CUDA graphs",
+}
+_OUR_FAMILIES = ("qwen3_5_text",)
+
+
+def choose_mode(mode: str | None, model_type: str, device: torch.device) -> str:
+    """Return the mode that a model runs in: the one that is asked for, else the fastest there is for it.
+
+    Args:
+        mode: One of `MODES`, or None.
+        model_type: The text decoder's, as its configuration says.
+        device: Where it runs. On the CPU transformers is the default.
+    """
+    if mode is not None:
+        return mode
+    return "engine" if device.type == "cuda" and model_type in _OUR_FAMILIES else "reference"
+
+
+def build_engine(
+    mode: str,
+    model: PreTrainedModel,
+    readout: Readout,
+    longest: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> ReferenceEngine | GraphEngine:
+    """Make the engine of a mode, ready to answer, and log what it really runs.
+
+    Args:
+        mode: One of `MODES`. On a CPU nothing is captured, and ``engine`` runs the kernels' PyTorch twins.
+        model: The text decoder with the adapter merged, on its device. ``engine`` takes its weights, so that it cannot
+            run by itself afterwards.
+        readout: Reads the options' probabilities off its states.
+        longest: The longest row, in tokens.
+        progress: Called with the number of graphs captured and of all.
+
+    Raises:
+        CheckpointError: The model cannot run in this mode, or the device has not the memory for it.
+    """
+    device = next(model.parameters()).device
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    log.info("engine %s: %s", mode, MODES[mode])
+    if mode == "engine":
+        return _our_engine(model, readout, device, longest, progress)
+    _log_kernels(model, slow=mode == "default")
+    if mode == "graphs":
+        try:
+            forward = UnmaskedTransformers(model)
+        except ValueError as error:
+            raise CheckpointError(f"engine graphs: {error}") from None
+        return _ready(GraphEngine(forward, readout, _executor(device), PUBLISHED_GRID, longest), progress)
+    return ReferenceEngine(
+        model,
+        readout,
+        gpu_kernels=mode != "default",
+        fused_attention=mode in ("reference", "sdpa"),
+    )
+
+
+def _our_engine(
+    model: PreTrainedModel,
+    readout: Readout,
+    device: torch.device,
+    longest: int,
+    progress: Callable[[int, int], None] | None,
+) -> GraphEngine:
+    model_type = model.config.model_type
+    if model_type not in _OUR_FAMILIES:
+        raise CheckpointError(f"engine engine: {model_type} has none; there are {', '.join(_OUR_FAMILIES)}")
+    # Triton comes with PyTorch for GPUs only, and these modules need it.
+    from jevany_backend.engine.families.qwen3_5 import Qwen35
+
+    measured = Measured(device)
+    longest_padded = OUR_GRID.up_to(longest).length(longest)
+    try:
+        forward = Qwen35(model, measured, longest_padded, fused=device.type == "cuda")
+    except ValueError as error:
+        raise CheckpointError(f"engine engine: {error}") from None
+    _log_choices(forward, measured)
+    return _ready(GraphEngine(forward, readout, _executor(device), OUR_GRID, longest), progress)
+
+
+def _ready(engine: GraphEngine, progress: Callable[[int, int], None] | None) -> GraphEngine:
+    engine.prepare(progress)
+    return engine
+
+
+def _executor(device: torch.device) -> Executor:
+    return CudaGraphs(device) if device.type == "cuda" else NoGraphs(device)
+
+
+def _log_kernels(model: PreTrainedModel, *, slow: bool) -> None:
+    on_gpu = next(model.parameters()).is_cuda
+    for kernel, module in live_kernels(model).items():
+        if slow:
+            log.info("%s is from transformers, as this mode says", kernel)
+            continue
+        missing = on_gpu and module.startswith("transformers")
+        hint = ", which is slow: install flash-linear-attention and causal-conv1d" if missing else ""
+        log.log(logging.WARNING if missing else logging.INFO, "%s is from %s%s", kernel, module, hint)
+
+
+def _log_choices(forward: Qwen35, measured: Measured) -> None:
+    if forward.delta_rule is None:
+        log.info("plain PyTorch twins in place of fused kernels")
+        return
+    log.info("%d times measured now, %d known", measured.measured_now, sum(map(len, measured.times.values())))
+    log.info("delta rule: %s", forward.delta_rule)
+    for (outputs, inputs), plan in forward.plans.items():
+        libraries = ", ".join(f"{name} ({count})" for name, count in Counter(plan.libraries).items())
+        layout = "transposed" if plan.transposed else "as stored"
+        log.info("product %d -> %d: weights %s, %s", inputs, outputs, layout, libraries)
