@@ -140,7 +140,7 @@ def test_delta_rule_twin_is_the_recurrence(rows: int) -> None:
     torch.testing.assert_close(delta_rule_twin(inputs).double(), _recurrence(inputs), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("plan", [*PLANS, DeltaPlan(16, 16, False, 16), DeltaPlan(64, 16, False, 16)], ids=str)
+@pytest.mark.parametrize("plan", [*PLANS, DeltaPlan(64, 16, prepared=False, base=16)], ids=str)
 @pytest.mark.parametrize("rows", [1, 16, 65, 100])
 def test_delta_rule(plan: DeltaPlan, rows: int) -> None:
     inputs = _inputs(rows, DeltaShape(1, 16, 2, 32), torch.float32)

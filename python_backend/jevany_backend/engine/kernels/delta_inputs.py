@@ -170,19 +170,20 @@ def _delta_inputs(
     row = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     at = row.to(tl.int64)[:, None] * stride
     convolved = 2 * KEYS * KEY_WIDTH + VALUES * VALUE_WIDTH
+    # The compiler wants a name to have one shape in both branches.
     if head == 2 * KEYS + VALUES:
         gate = tl.arange(0, GATES)
-        inside = (row < rows)[:, None] & (gate < VALUES)[None, :]
-        source = packed + at + convolved + VALUES * VALUE_WIDTH + gate[None, :]
-        size = tl.load(source, mask=inside, other=0.0).to(tl.float32)
-        time = tl.load(source + VALUES, mask=inside, other=0.0).to(tl.float32)
+        gate_inside = (row < rows)[:, None] & (gate < VALUES)[None, :]
+        gates = packed + at + convolved + VALUES * VALUE_WIDTH + gate[None, :]
+        size = tl.load(gates, mask=gate_inside, other=0.0).to(tl.float32)
+        time = tl.load(gates + VALUES, mask=gate_inside, other=0.0).to(tl.float32)
         time += tl.load(time_bias + gate, mask=gate < VALUES, other=0.0).to(tl.float32)[None, :]
         # softplus, without overflow.
         time = tl.maximum(time, 0.0) + tl.log(1 + tl.exp(-tl.abs(time)))
         rate = tl.exp(tl.load(a_log + gate, mask=gate < VALUES, other=0.0).to(tl.float32))
-        place = row[:, None] * VALUES + gate[None, :]
-        tl.store(decay + place, -rate[None, :] * time, mask=inside)
-        tl.store(step + place, tl.sigmoid(size), mask=inside)
+        gate_place = row[:, None] * VALUES + gate[None, :]
+        tl.store(decay + gate_place, -rate[None, :] * time, mask=gate_inside)
+        tl.store(step + gate_place, tl.sigmoid(size), mask=gate_inside)
     else:
         is_value = head >= 2 * KEYS
         width = tl.where(is_value, VALUE_WIDTH, KEY_WIDTH)

@@ -1,0 +1,79 @@
+"""Every fused kernel, at the shapes of the released models, through Triton's compiler for the A100 and the H200.
+
+The interpreter runs what the compiler may refuse, and knows no shared memory. Compiling needs no GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+# What one program may have of an SM's shared memory.
+SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}
+
+_COMPILE = """
+import json, sys
+from importlib import import_module
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from jevany_backend.engine.kernels.delta_rule import PLANS
+
+HALF, SINGLE, WHOLE, REAL = "*bf16", "*fp32", "i32", "fp32"
+inputs = dict(queries=HALF, keys=HALF, decay=SINGLE, step=SINGLE, inverses=HALF, scores=HALF)
+sizes = dict(rows=WHOLE, key_heads=WHOLE, heads=WHOLE)
+work = [
+    ("add_rms_norm", "_add_rms_norm", dict(residual=HALF, delta=HALF, weight=HALF, normed=HALF, width=WHOLE, eps=REAL),
+     dict(ADD=True, BLOCK=8192), 16, 3),
+    ("swiglu", "_swiglu", dict(gate_up=HALF, out=HALF, width=WHOLE), dict(BLOCK=1024), 4, 3),
+    ("qk_norm_rotary", "_qk_norm_rotary",
+     dict(packed=HALF, query_weight=HALF, key_weight=HALF, cosine=SINGLE, sine=SINGLE, positions="*i32", queries=HALF,
+          keys=HALF, stride=WHOLE, eps=REAL),
+     dict(QUERIES=24, KEYS=4, WIDTH=256, HALF=32, POSITIONS=True, HEADS=4, BLOCK=256), 4, 3),
+    ("sigmoid_gate", "_sigmoid_gate",
+     dict(attended=HALF, packed=HALF, out=HALF, attended_stride=WHOLE, head_stride=WHOLE, packed_stride=WHOLE),
+     dict(COLUMNS=6144, WIDTH=256, BLOCK=1024), 4, 3),
+    ("gated_rms_norm", "_gated_rms_norm", dict(heads=HALF, gate=HALF, weight=HALF, out=HALF, gate_stride=WHOLE,
+     eps=REAL), dict(COUNT=48, WIDTH=128, HEADS=8, BLOCK=128), 4, 3),
+    ("delta_inputs", "_delta_inputs",
+     dict(packed=HALF, filters=HALF, a_log=HALF, time_bias=HALF, queries=HALF, keys=HALF, values=HALF, decay=SINGLE,
+          step=SINGLE, rows=WHOLE, stride=WHOLE),
+     dict(KEYS=16, KEY_WIDTH=128, VALUES=48, VALUE_WIDTH=128, TAPS=4, EPS=1e-6, TOKENS=16, BLOCK=128, GATES=64), 4, 3),
+]
+for plan in PLANS:
+    system = dict(KEY_WIDTH=128, CHUNK=plan.chunk, BASE=plan.base,
+                  DOUBLINGS=(plan.chunk // plan.base).bit_length() - 1, PRECISION="tf32")
+    if plan.prepared:
+        work.append(("delta_rule", "_prepare", inputs | sizes, system, 4, 3))
+    work.append(("delta_rule", "_scan", inputs | sizes | dict(values=HALF, out=HALF, scale=REAL),
+                 system | dict(VALUE_WIDTH=128, COLUMNS=plan.columns, PREPARED=plan.prepared), plan.warps, 2))
+
+found = {}
+for file, name, types, constants, warps, stages in work:
+    kernel = getattr(import_module("jevany_backend.engine.kernels." + file), name)
+    order = kernel.arg_names
+    signature = {argument: types.get(argument, "constexpr") for argument in order}
+    aligned = {(order.index(a),): [["tt.divisibility", 16]] for a, t in types.items() if t == WHOLE or t[0] == "*"}
+    source = ASTSource(kernel, signature, {(order.index(a),): value for a, value in constants.items()}, aligned)
+    target = GPUTarget("cuda", int(sys.argv[1]), 32)
+    compiled = triton.compile(source, target=target, options={"num_warps": warps, "num_stages": stages})
+    found[f"{name} {constants}"] = compiled.metadata.shared
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("capability", SHARED_BYTES)
+def test_kernels_compile_and_fit(capability: int) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    result = subprocess.run(
+        [sys.executable, "-c", _COMPILE, str(capability)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    found = json.loads(result.stdout)
+    assert len(found) > 12
+    too_large = {kernel: shared for kernel, shared in found.items() if shared > SHARED_BYTES[capability]}
+    assert not too_large
