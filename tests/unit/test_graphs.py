@@ -1,0 +1,187 @@
+"""The graph grid without a GPU: which bucket a row takes, what goes in and out of the buffers, and what is counted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from jevany_backend.checkpoint import CheckpointError
+from jevany_backend.encoding import Row
+from jevany_backend.engine.graphs import OUR_GRID, PUBLISHED_GRID, GraphEngine, Grid, NoGraphs, padding_share
+from jevany_backend.engine.modes import MODES, build_engine, choose_mode
+from jevany_backend.engine.reference import ReferenceEngine, UnmaskedTransformers
+from jevany_backend.readout import DirectTokenReadout, PointerReadout, Readout
+from tests.checkpoint_factory import muse_config
+from tests.unit.test_qwen3_5 import DEVICE, packed, small_model
+
+SMALL = Grid(buckets=(16, 24, 48), beyond=32, reads=8)
+WIDTH = 64
+PANEL = Path(__file__).parents[2] / "loadtest" / "panels" / "jevbench-shape-231.jsonl"
+
+
+def _pointer() -> PointerReadout:
+    torch.manual_seed(1)
+    shapes = {"q.weight": (16, WIDTH), "q.bias": (16,), "k.weight": (16, WIDTH), "k.bias": (16,)}
+    return PointerReadout({name: torch.randn(shape, device=DEVICE) for name, shape in shapes.items()}, 1.5)
+
+
+def _direct_token() -> DirectTokenReadout:
+    return DirectTokenReadout(torch.randn(5, WIDTH, device=DEVICE) / 4)
+
+
+def row(tokens: int, options: int = 3, seed: int = 0) -> Row:
+    ids = torch.randint(0, 300, (tokens,), generator=torch.Generator().manual_seed(seed)).tolist()
+    ends = [tokens - 2 - option for option in range(options)][::-1]
+    return Row(ids, tokens - 1, ends)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return small_model()
+
+
+def _engine(model: Any, readout: Readout, longest: int = 96, **changes: Any) -> GraphEngine:
+    engine = GraphEngine(packed(model, fused=False), readout, NoGraphs(DEVICE), SMALL, longest, **changes)
+    engine.prepare()
+    return engine
+
+
+def test_the_grid_pads_the_panel_by_less_than_8_percent() -> None:
+    lengths = [json.loads(line)["row_tokens_qwen"] for line in PANEL.read_text().splitlines()]
+    assert len(lengths) == 231
+    assert padding_share(OUR_GRID, lengths) < 0.08
+    assert sum(OUR_GRID.length(n) / n for n in lengths) / len(lengths) < 1.08
+    assert padding_share(PUBLISHED_GRID, [n for n in lengths if n <= 2048]) > 0.15
+    assert OUR_GRID.buckets[0] == 32
+    assert OUR_GRID.buckets[-1] == 4096
+    assert list(OUR_GRID.buckets) == sorted(set(OUR_GRID.buckets))
+    assert not any(length % 8 for length in OUR_GRID.buckets)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "length"), [(1, 16), (16, 16), (17, 24), (24, 24), (48, 48), (49, 64), (64, 64), (65, 96)]
+)
+def test_a_row_takes_the_next_length(tokens: int, length: int) -> None:
+    assert SMALL.length(tokens) == length
+    assert SMALL.has_graph(tokens, 4) == (tokens <= 48)
+
+
+def test_a_limit_drops_the_buckets_that_no_row_needs() -> None:
+    assert SMALL.up_to(20).buckets == (16, 24)
+    assert SMALL.up_to(24).buckets == (16, 24)
+    assert SMALL.up_to(25).buckets == (16, 24, 48)
+    assert SMALL.up_to(8192) == SMALL
+
+
+@pytest.mark.parametrize("make", [_pointer, _direct_token])
+@pytest.mark.parametrize("tokens", [9, 15, 16, 17, 23, 24, 25, 47, 48, 49, 96])
+def test_bucket_edges_answer_as_the_row_alone(model: Any, make: Callable[[], Readout], tokens: int) -> None:
+    readout = make()
+    expected = ReferenceEngine(model, readout)
+    engine = _engine(model, readout)
+    ours = engine.probabilities(row(tokens))
+    assert ours.dtype == np.float32
+    np.testing.assert_allclose(ours, expected.probabilities(row(tokens)), rtol=1e-3, atol=1e-5)
+    states = engine.hidden_states(row(tokens))
+    torch.testing.assert_close(states, expected.hidden_states(row(tokens)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("tokens", [15, 17, 40, 60])
+def test_padding_changes_no_bit(model: Any, tokens: int) -> None:
+    readout = _pointer()
+    answers = []
+    for pad in (0, 299):
+        engine = _engine(model, readout, pad=pad)
+        for earlier in (48, 33):  # Leaves its tokens in the buffers.
+            engine.probabilities(row(earlier, seed=pad))
+        answers.append(engine.probabilities(row(tokens)))
+    assert np.array_equal(*answers)
+
+
+def test_a_row_with_more_options_than_a_graph_reads_runs_without(model: Any) -> None:
+    readout = _pointer()
+    engine = _engine(model, readout)
+    many = row(40, options=20)
+    np.testing.assert_allclose(
+        engine.probabilities(many), ReferenceEngine(model, readout).probabilities(many), rtol=1e-3, atol=1e-5
+    )
+    assert (engine.counters.replays, engine.counters.eager_calls) == (0, 1)
+    assert len(engine.probabilities(row(40, options=7))) == 7
+    assert engine.counters.replays == 1
+
+
+def test_counters(model: Any) -> None:
+    engine = _engine(model, _pointer())
+    assert engine.counters.captures == 3
+    for tokens in (10, 16, 30, 70):
+        engine.probabilities(row(tokens))
+    counters = engine.counters
+    assert (counters.replays, counters.eager_calls) == (3, 1)
+    assert (counters.tokens, counters.padding_tokens) == (126, 6 + 0 + 18 + 26)
+    assert (counters.captures, counters.captures_after_ready) == (3, 0)
+    engine._capture(lambda: None)
+    assert counters.captures_after_ready == 1
+
+
+def test_the_longest_bucket_is_captured_first_and_no_longer_one_than_needed(model: Any) -> None:
+    seen: list[int] = []
+
+    class Recorder(NoGraphs):
+        def capture(self, function: Callable[[], None]) -> Callable[[], None]:
+            function()
+            seen.append(len(lengths))
+            return function
+
+    lengths: list[int] = []
+    inner = packed(model, fused=False)
+
+    def forward(ids: torch.Tensor, reads: torch.Tensor) -> torch.Tensor:
+        lengths.append(len(ids))
+        return inner(ids, reads)
+
+    done: list[tuple[int, int]] = []
+    GraphEngine(forward, _pointer(), Recorder(DEVICE), SMALL, 20).prepare(lambda *step: done.append(step))
+    assert sorted(set(lengths), reverse=True) == list(dict.fromkeys(lengths)) == [24, 16]
+    assert len(seen) == 2
+    assert done == [(1, 2), (2, 2)]
+
+
+def test_every_mode_answers_alike() -> None:
+    readout = _pointer()
+    expected = ReferenceEngine(small_model(), readout).probabilities(row(40))
+    for mode in MODES:
+        engine = build_engine(mode, small_model(), readout, longest=64)
+        np.testing.assert_allclose(engine.probabilities(row(40)), expected, rtol=1e-3, atol=1e-5, err_msg=mode)
+
+
+def test_the_mode_is_the_fastest_there_is_unless_one_is_named() -> None:
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    assert choose_mode(None, "qwen3_5_text", gpu) == "engine"
+    assert choose_mode(None, "qwen3_5_text", cpu) == "reference"
+    assert choose_mode(None, "gemma4_text", gpu) == "reference"
+    assert choose_mode("sdpa", "qwen3_5_text", cpu) == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("mode", "reason"), [("graphs", "muse_glimmer_text has layers of .*sliding"), ("engine", "muse_glimmer_text")]
+)
+def test_a_family_that_a_mode_cannot_run_is_named(mode: str, reason: str) -> None:
+    from jevany_backend.checkpoint.plan import build_model
+
+    muse = build_model(muse_config(300), DEVICE, torch.float32)
+    with pytest.raises(CheckpointError, match=reason):
+        build_engine(mode, muse, _pointer(), longest=64)
+
+
+@torch.inference_mode()
+def test_transformers_without_masks_gives_the_same_states(model: Any) -> None:
+    one = row(40)
+    reads = torch.tensor([one.decide, *one.option_ends], device=DEVICE)
+    states = UnmaskedTransformers(model)(torch.tensor(one.ids, device=DEVICE), reads)
+    torch.testing.assert_close(states, ReferenceEngine(model, _pointer()).hidden_states(one), rtol=1e-5, atol=1e-5)
