@@ -7,13 +7,17 @@ HTTP_PORT ?= 8000
 GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002
 OUT ?= build/tiny
+BENCH_OUT ?= build/bench
+MODES ?=
+WEIGHTS ?=
+BENCH_FLAGS ?=
 
 BIN := .venv/bin
 READY := .venv/.ready
 EXTRAS := backend,server,train,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve fetch test lint format train-tiny clean
+.PHONY: help setup demo serve fetch test lint format train-tiny bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
@@ -52,6 +56,10 @@ format: $(READY) ## Rewrite the code in the project's format
 
 train-tiny: $(READY) ## Train the two jevany-tiny models into OUT (build/tiny); minutes on a GPU
 	@exec $(BIN)/python -m jevany_tiny.train --out $(OUT)
+
+bench: $(READY) ## Time MODEL in every mode on the JevBench-shape panel; MODES="graphs engine", WEIGHTS=random
+	@exec $(BIN)/python -m jevany_bench $(MODEL) $(if $(MODES),--modes $(MODES)) $(if $(WEIGHTS),--weights $(WEIGHTS)) \
+		--out $(BENCH_OUT) $(BENCH_FLAGS)
 
 clean: ## Remove .venv and everything that was built
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""For every test: without a GPU, Triton's kernels run in its interpreter, which must be said before they are imported."""
+"""For every test: without a GPU, Triton's kernels run in its interpreter; it must be said before any is imported."""
 
 import os
 

@@ -121,6 +121,10 @@ instance_group [
 # What the weights are served in: float32 or bfloat16.
 {_parameter("dtype", dtype)}
 
+# How it runs: automatic takes the fastest there is for the model and its device; engine is our own forward pass (GPU,
+# Qwen3.5 family), reference transformers' own. default, kernels, sdpa and graphs are steps in between, for comparison.
+{_parameter("engine", "automatic")}
+
 # The most tokens a request may have; longer ones are refused, never cut.
 {_parameter("max_state_tokens", "8192")}
 {_parameter("max_row_tokens", "8192")}

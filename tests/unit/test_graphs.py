@@ -101,7 +101,7 @@ def test_padding_changes_no_bit(model: Any, tokens: int) -> None:
         for earlier in (48, 33):  # Leaves its tokens in the buffers.
             engine.probabilities(row(earlier, seed=pad))
         answers.append(engine.probabilities(row(tokens)))
-    assert np.array_equal(*answers)
+    assert np.array_equal(answers[0], answers[1])
 
 
 def test_a_row_with_more_options_than_a_graph_reads_runs_without(model: Any) -> None:

@@ -78,7 +78,7 @@ def test_a_config_is_complete(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert settings.limits == Limits(8192, 8192)
     assert not settings.random_weights
     # Every setting that there is stands in the file, so that nobody has to look it up.
-    assert {"adapter", "base", "dtype", "max_row_tokens", "max_state_tokens"} <= set(parameters(config))
+    assert {"adapter", "base", "dtype", "engine", "max_row_tokens", "max_state_tokens"} <= set(parameters(config))
 
 
 @pytest.mark.parametrize("name", RELEASES)

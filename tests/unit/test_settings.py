@@ -38,13 +38,16 @@ def test_defaults() -> None:
     assert (settings.name, settings.adapter, settings.base) == ("model", "owner/adapter@v1", None)
     assert settings.dtype is torch.bfloat16
     assert settings.device == torch.device("cpu")
+    assert settings.engine is None
     assert settings.limits == Limits(state_tokens=8192, row_tokens=8192)
 
 
 def test_every_parameter() -> None:
     values = {"adapter": "a", "base": "b", "dtype": "float32", "max_state_tokens": "10", "max_row_tokens": "20"}
+    values["engine"] = "sdpa"
     settings = read_settings(_arguments(values))
     assert (settings.base, settings.dtype, settings.limits) == ("b", torch.float32, Limits(10, 20))
+    assert settings.engine == "sdpa"
 
 
 @pytest.mark.parametrize(
@@ -53,10 +56,15 @@ def test_every_parameter() -> None:
         ({"dtype": "float32"}, {}, "parameter adapter: missing"),
         ({"adapter": "a"}, {}, "parameter dtype: missing"),
         ({"adapter": "a", "dtype": "fp16"}, {}, "parameter dtype: 'fp16' is not one of float32, bfloat16"),
+        (PARAMETERS | {"engine": "fast"}, {}, "parameter engine: 'fast' is not one of automatic, reference, default, "),
         (PARAMETERS | {"max_row_tokens": "0"}, {}, "parameter max_row_tokens: '0' is not a positive whole number"),
         (PARAMETERS | {"max_row_tokens": "1e3"}, {}, "parameter max_row_tokens: '1e3' is not a positive whole"),
         (PARAMETERS | {"max_row_tokens": "٣"}, {}, "parameter max_row_tokens: '٣' is not a positive whole number"),
-        (PARAMETERS | {"adaptor": "x"}, {}, "parameter adaptor: unknown; there are adapter, base, dtype, engine, max_row_"),
+        (
+            PARAMETERS | {"adaptor": "x"},
+            {},
+            "parameter adaptor: unknown; there are adapter, base, dtype, engine",
+        ),
         (PARAMETERS, {"max_batch_size": 0}, "max_batch_size: 0; needs 1 or more"),
         (PARAMETERS, {"input": []}, r"input: \[\]; needs \[\('REQUEST'"),
     ],

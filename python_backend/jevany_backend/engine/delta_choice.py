@@ -61,7 +61,9 @@ class DeltaRule:
         return self.names[min(bisect.bisect_left(self.rows, rows), len(self.rows) - 1)]
 
     def __str__(self) -> str:
-        return ", ".join(f"{name} ({count} of {len(self.names)} lengths)" for name, count in Counter(self.names).items())
+        return ", ".join(
+            f"{name} ({count} of {len(self.names)} lengths)" for name, count in Counter(self.names).items()
+        )
 
 
 def _example(rows: int, shape: DeltaShape, dtype: torch.dtype, device: torch.device) -> DeltaInputs:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -73,7 +73,7 @@ class Product:
         for linear in linears:
             if linear.bias is not None:
                 raise ValueError("a projection with a bias cannot be packed")
-            linear.weight = None  # type: ignore[assignment]
+            linear.weight = None
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """Return (n, out) for (n, in)."""
@@ -122,22 +122,17 @@ def plan_product(measured: Measured, shape: tuple[int, int], dtype: torch.dtype,
     # One block serves both layouts; the numbers in it do not matter to the time.
     memory = torch.randn((copies, shape[0], shape[1]), dtype=dtype, device=measured.device) * shape[1] ** -0.5
     weights = {"stored": memory, "transposed": memory.view(copies, shape[1], shape[0])}
+    ways = list(itertools.product(LAYOUTS, LIBRARIES))
     best: dict[str, list[tuple[float, str]]] = {layout: [] for layout in LAYOUTS}
     for count in counts:
         rows = torch.randn(count, shape[1], dtype=dtype, device=measured.device)
 
-        def run(index: int, layout: str, library: str, rows: torch.Tensor = rows) -> torch.Tensor:
-            return multiply(rows, weights[layout][index % copies], layout == "transposed", library)
+        def multiplying(layout: str, library: str, rows: torch.Tensor = rows) -> Callable[[int], torch.Tensor]:
+            return lambda index: multiply(rows, weights[layout][index % copies], layout == "transposed", library)
 
         name = f"product of {count} rows with {shape[0]} x {shape[1]}, {str(dtype).removeprefix('torch.')}"
-        times = measured.compare(
-            name,
-            {
-                f"{layout} {library}": (lambda index, a=layout, b=library, run=run: run(index, a, b))
-                for layout in LAYOUTS
-                for library in LIBRARIES
-            },
-        )
+        candidates = {f"{layout} {library}": multiplying(layout, library) for layout, library in ways}
+        times = measured.compare(name, candidates)
         for layout in LAYOUTS:
             of_layout = {library: times[f"{layout} {library}"] for library in LIBRARIES}
             library = fastest(of_layout) or "cublas"

@@ -9,7 +9,7 @@ full attention, w their width; R the rows that are read.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -21,9 +21,6 @@ from jevany_backend.engine.kernels.delta_inputs import DeltaShape
 from jevany_backend.engine.kernels.qk_norm_rotary import AttentionShape
 from jevany_backend.engine.measured import Measured
 from jevany_backend.engine.packed import Product, ProductPlan, plan_product
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 # Without a mask the flash kernel takes grouped heads as they are; it needs no plan made at first sight of a length.
 _UNMASKED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -107,10 +104,11 @@ class Qwen35:
         ValueError: A variant of the family that is not computed here.
     """
 
-    def __init__(self, model: PreTrainedModel, measured: Measured, longest: int, *, fused: bool) -> None:
+    def __init__(self, model: Any, measured: Measured, longest: int, *, fused: bool) -> None:
         config: Any = model.config
         if config.hidden_act != "silu" or config.attention_bias:
             raise ValueError(f"hidden_act {config.hidden_act!r} with attention_bias {config.attention_bias}")
+        self.measured = measured
         self.eps: float = config.rms_norm_eps
         self.delta = DeltaShape(
             config.linear_num_key_heads,
@@ -194,8 +192,8 @@ class Qwen35:
 
     def _causal_attention(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         with sdpa_kernel(_UNMASKED, set_priority=True):
-            heads_first = (part.transpose(0, 1)[None] for part in (query, key, value))
-            attended = functional.scaled_dot_product_attention(*heads_first, is_causal=True, enable_gqa=True)
+            query, key, value = (part.transpose(0, 1)[None] for part in (query, key, value))  # (1, heads, n, w)
+            attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
         return attended[0].transpose(0, 1)
 
     def _read_attention(
@@ -215,7 +213,7 @@ class Qwen35:
         return attended.unflatten(1, (group, count)).permute(2, 0, 1, 3).flatten(1, 2).contiguous()
 
 
-def _rotary_tables(model: PreTrainedModel, longest: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _rotary_tables(model: Any, longest: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return cosines and sines of all positions, (longest, half the rotated columns), float32."""
     device = model.get_input_embeddings().weight.device
     # In text the three planes of a position, meant for time, height and width in pictures, are equal.
@@ -233,7 +231,7 @@ class _Packer:
         self.longest = longest
         self.plans: dict[tuple[int, int], ProductPlan] = {}
 
-    def layer(self, model: PreTrainedModel, index: int) -> DeltaLayer | AttentionLayer:
+    def layer(self, model: Any, index: int) -> DeltaLayer | AttentionLayer:
         source = model.layers[index]
         last = index == len(model.layers) - 1
         mlp = Mlp(

@@ -1,0 +1,279 @@
+"""``python -m jevany_bench``: time every mode of a model on one panel, and write a result and a table."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from jevany_backend.checkpoint import CheckpointError, first_line
+from jevany_backend.encoding import Row
+from jevany_backend.engine.graphs import OUR_GRID, GraphEngine, padding_share
+from jevany_backend.engine.modes import MODES, build_engine
+from jevany_backend.engine.reference import ReferenceEngine, hide_gpu_kernels, live_kernels
+from jevany_bench import machine, report
+from jevany_bench.models import Candidate, find_candidate
+from jevany_bench.panel import Panel, Request, read_panel, synthetic_row
+from jevany_bench.progress import Progress
+from jevany_bench.protocol import REPEATS, SEED, WARM_UP, Samples, changes, measure
+
+_ROOT = Path(__file__).parents[2]
+_PANEL = _ROOT / "loadtest" / "panels" / "jevbench-shape-231.jsonl"
+_ABLATION = ("default", "kernels", "sdpa", "graphs", "engine")
+# Of the time that is left, a mode gets its share by these. The two fastest are to finish all repeats; a few dozen
+# samples place the others.
+_WEIGHTS = {"graphs": 5, "engine": 5}
+_PARITY_LENGTHS = (33, 100, 128, 200, 500)
+_EDGES = (32, 64, 104, 128, 256, 512)
+_OUR_FAMILY = "qwen3_5_text"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; the exit code is 0 if every mode of every model could be measured."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    device = torch.device("cuda", 0) if torch.cuda.is_available() and not options.cpu else torch.device("cpu")
+    if device.type == "cpu":
+        hide_gpu_kernels()
+    else:
+        torch.cuda.set_device(device)
+    deadline = time.monotonic() + options.seconds
+    try:
+        panel = read_panel(options.panel)
+        candidates = [find_candidate(options.repository / name, options.weights) for name in options.models]
+    except (OSError, ValueError, KeyError, CheckpointError) as error:
+        print(f"jevany_bench: {error}", file=sys.stderr)
+        return 2
+    good = True
+    for number, candidate in enumerate(candidates):
+        # Larger models, which come last, take more of the time.
+        share = (deadline - time.monotonic()) * (number + 1) / sum(range(number + 1, len(candidates) + 1))
+        run = _Run(candidate, panel, device, options, time.monotonic() + share)
+        good &= run.all()
+        print(f"\n{report.table(run.result)}\n", flush=True)
+        print(f"{run.path}: written", flush=True)
+    return 0 if good else 1
+
+
+class _Run:
+    """One model's benchmark. Every part leaves its result in the file when it ends, and its error when it fails."""
+
+    def __init__(
+        self, candidate: Candidate, panel: Panel, device: torch.device, options: argparse.Namespace, deadline: float
+    ) -> None:
+        self.candidate = candidate
+        self.device = device
+        self.options = options
+        self.deadline = deadline
+        self.rows = candidate.rows(panel)[: options.rows]
+        self.path: Path = options.out / f"{candidate.name}.json"
+        self.samples: dict[str, Samples] = {}
+        lengths = [len(row.ids) for row in self.rows]
+        self.result: dict[str, Any] = {
+            "model": candidate.name,
+            "weights": "random" if candidate.random else "real",
+            "dtype": str(candidate.dtype).removeprefix("torch."),
+            "machine": machine.describe(device),
+            "commit": options.commit or machine.commit(),
+            "panel": {
+                "name": panel.name,
+                "sha256": panel.sha256,
+                "rows": len(self.rows),
+                "tokens": lengths,
+                "padding_share": padding_share(OUR_GRID, lengths),
+            },
+            "protocol": {"repeats": options.repeats, "warm_up": options.warm_up, "seed": SEED},
+            "modes": {mode: {} for mode in options.modes},
+            "errors": {},
+        }
+
+    def all(self) -> bool:
+        """Run every part; return whether all modes gave samples."""
+        config = self.candidate.files.config
+        ours = config.model_type == _OUR_FAMILY and "engine" in self.options.modes
+        if ours and self.options.parity:
+            self._part("parity", self._parity)
+        if ours and self.device.type == "cuda":
+            self._part("kernel_times", self._kernel_times)
+        self._part("model", self._modes)
+        return not self.result["errors"] and all(e.get("summary") for e in self.result["modes"].values())
+
+    def _part(self, name: str, part: Callable[[], None]) -> None:
+        try:
+            part()
+        except Exception as error:  # Whatever it is, the other parts are worth having.
+            traceback.print_exc()
+            self.result["errors"][name] = f"{type(error).__name__}: {first_line(error)}"
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        report.write(self.result, self.path)
+
+    def _parity(self) -> None:
+        from jevany_bench.parity import bucket_edges, error_against_float32
+
+        config, dtype = self.candidate.files.config, self.candidate.dtype
+        error = error_against_float32(config, dtype, self.device, _PARITY_LENGTHS)
+        self.result["parity"] = {"error_against_float32": error}
+        self.result["parity"]["bucket_edges"] = bucket_edges(config, dtype, self.device, _EDGES)
+
+    def _kernel_times(self) -> None:
+        from jevany_bench.kernel_times import time_kernels
+
+        times = time_kernels(self.candidate.files.config, self.candidate.dtype, self.device, (128, 1024))
+        self.result["kernel_microseconds"] = times
+
+    def _modes(self) -> None:
+        limits = machine.measure_limits(self.device, self.candidate.dtype)
+        started = time.perf_counter()
+        longest = max(len(row.ids) for row in self.rows)
+        model, readout = self.candidate.load(self.device, longest)
+        self.result["load_seconds"] = time.perf_counter() - started
+        matrices = sum(p.nbytes for n, p in model.named_parameters() if p.ndim == 2 and "embed_tokens" not in n)
+        if limits is not None:
+            floors = [limits.floor_ms(matrices, self.candidate.dtype.itemsize, len(row.ids)) for row in self.rows]
+            self.result["floor"] = {
+                **asdict(limits),
+                "matrix_bytes": matrices,
+                "matrices_once": limits.floor_ms(matrices, self.candidate.dtype.itemsize, 1),
+                "median": float(np.median(floors)),
+                "mean": float(np.mean(floors)),
+            }
+        self.result["kernels_of_transformers"] = live_kernels(model)
+        modes = self.options.modes
+        for number, mode in enumerate(modes):
+            weights = [_WEIGHTS.get(other, 1) for other in modes[number:]]
+            until = time.monotonic() + (self.deadline - time.monotonic()) * weights[0] / sum(weights)
+            self._part(mode, partial(self._mode, mode, model, readout, longest, until))
+
+    def _mode(self, mode: str, model: Any, readout: Any, longest: int, deadline: float) -> None:
+        entry = self.result["modes"][mode]
+        if time.monotonic() > self.deadline:
+            entry["error"] = "no time was left"
+            return
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        bars: list[Progress] = []
+
+        def captured(done: int, total: int) -> None:
+            if not bars:
+                bars.append(Progress(f"{self.candidate.name} {mode}: graphs", total))
+            bars[0].to(done)
+
+        started = time.perf_counter()
+        try:
+            engine = build_engine(mode, model, readout, longest, captured)
+        except Exception as error:
+            entry["error"] = first_line(error)
+            raise
+        finally:
+            for bar in bars:
+                bar.end()
+        entry["ready_seconds"] = time.perf_counter() - started
+        bar = Progress(f"{self.candidate.name} {mode}: samples", self.options.repeats * len(self.rows))
+        samples = measure(
+            engine,
+            self.rows,
+            self.device,
+            repeats=self.options.repeats,
+            warm_up=self.options.warm_up,
+            deadline=deadline,
+            progress=bar.to,
+        )
+        bar.end()
+        self.samples[mode] = samples
+        entry["summary"] = samples.summary()
+        entry["samples"] = {"row": samples.rows, "milliseconds": [round(ms, 4) for ms in samples.milliseconds]}
+        entry["against_first"] = changes(samples, next(iter(self.samples.values())))
+        if self.device.type == "cuda":
+            entry["peak_allocated_bytes"] = torch.cuda.max_memory_allocated(self.device)
+        if isinstance(engine, GraphEngine):
+            entry["counters"] = asdict(engine.counters)
+            entry["capture_seconds"] = engine.capture_seconds
+            entry["graph_bytes"] = engine.graph_bytes
+            entry["choices"] = _choices(engine)
+        report.write(self.result, self.path)
+        self._part(f"{mode}: by length", partial(self._by_length, entry, engine, longest))
+
+    def _by_length(self, entry: dict[str, Any], engine: GraphEngine | ReferenceEngine, longest: int) -> None:
+        if self.options.repeats_of_one and isinstance(engine, GraphEngine):
+            row = self._row(min(100, longest))
+            first = engine.probabilities(row)
+            same = sum(np.array_equal(first, engine.probabilities(row)) for _ in range(self.options.repeats_of_one))
+            entry["same_bits"] = {"repeats": self.options.repeats_of_one, "same": same}
+        for length in self.options.profile:
+            if length <= longest:
+                from jevany_bench.kernel_profile import profile_row
+
+                profiled = profile_row(engine, self._row(length), self.device)
+                entry.setdefault("profile", {})[str(length)] = profiled
+
+    def _row(self, tokens: int) -> Row:
+        # Four options, as most rows of the panel have.
+        question = max((row for row in self.rows), key=lambda row: len(row.option_ends) == 4)
+        options = len(question.option_ends)
+        files = self.candidate.files
+        request = Request(f"length-{tokens}", None, _Options(options), tokens)  # type: ignore[arg-type]
+        return synthetic_row(request, files.delimiters.ids, min(files.config.vocab_size, *files.delimiters.ids))
+
+
+class _Options:
+    """A question of which only the number of options counts."""
+
+    def __init__(self, count: int) -> None:
+        self.option_texts = [""] * count
+
+
+def _choices(engine: GraphEngine) -> dict[str, Any]:
+    """Return what was chosen by measurement, for an engine of ours."""
+    forward: Any = engine.forward
+    if getattr(forward, "delta_rule", None) is None:
+        return {}
+    rule = forward.delta_rule
+    return {
+        "delta_rule": dict(zip(map(str, rule.rows), rule.names, strict=True)),
+        "products": {
+            f"{inputs} -> {outputs}": {
+                "transposed": plan.transposed,
+                "by_rows": dict(zip(map(str, plan.rows), plan.libraries, strict=True)),
+            }
+            for (outputs, inputs), plan in forward.plans.items()
+        },
+        "microseconds": forward.measured.times,
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="jevany_bench", description=__doc__)
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="folders of the model repository")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(_ABLATION), metavar="MODE")
+    parser.add_argument("--weights", choices=("random", "checkpoint"), help="in the place of what config.pbtxt says")
+    parser.add_argument("--panel", type=Path, default=_PANEL)
+    parser.add_argument("--rows", type=int, help="take only so many requests of the panel, from its start")
+    parser.add_argument("--repository", type=Path, default=_ROOT / "model_repository")
+    parser.add_argument("--out", type=Path, default=_ROOT / "build" / "bench", help="folder of the result files")
+    parser.add_argument("--seconds", type=float, default=3600, help="write what there is when these have passed")
+    parser.add_argument("--repeats", type=int, default=REPEATS)
+    parser.add_argument("--warm-up", type=int, default=WARM_UP)
+    parser.add_argument("--profile", type=int, nargs="*", default=[], metavar="TOKENS", help="rows to profile")
+    parser.add_argument("--repeats-of-one", type=int, default=0, metavar="N", help="answer one row N times; same bits?")
+    parser.add_argument("--parity", action="store_true", help="errors against float32 at the model's true width")
+    parser.add_argument("--commit", help="what to write as the commit, where there is no git")
+    parser.add_argument("--cpu", action="store_true", help="although there is a GPU")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""The machine under the benchmark: what it is, and what its memory and tensor cores can do at best."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_PACKAGES = ("torch", "triton", "transformers", "flash-linear-attention", "causal-conv1d", "flash-qla", "numpy")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What no forward pass can beat on this machine.
+
+    Attributes:
+        bytes_a_second: Of copying, reading and writing together.
+        operations_a_second: Of a large product in the model's dtype, two for each multiply-add.
+    """
+
+    bytes_a_second: float
+    operations_a_second: float
+
+    def floor_ms(self, matrix_bytes: int, itemsize: int, tokens: int) -> float:
+        """Return the least milliseconds of a row: its matrices read once, or its products at the peak.
+
+        Args:
+            matrix_bytes: The bytes of all matrices of the model.
+            itemsize: Bytes a weight.
+            tokens: The row's length.
+        """
+        operations = 2 * matrix_bytes / itemsize * tokens
+        return 1e3 * max(matrix_bytes / self.bytes_a_second, operations / self.operations_a_second)
+
+
+def describe(device: torch.device) -> dict[str, Any]:
+    """Return hardware, driver and versions."""
+    driver = Path("/proc/driver/nvidia/version")
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
+        "processors": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "driver": driver.read_text().splitlines()[0] if driver.is_file() else None,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "packages": {name: version for name in _PACKAGES if (version := _version(name))},
+        "tf32": torch.backends.cuda.matmul.allow_tf32,
+    }
+
+
+def commit() -> str | None:
+    """Return the commit of the working tree, with a plus sign where it is changed; None where there is none."""
+    here = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", "-C", here, *words], capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def measure_limits(device: torch.device, dtype: torch.dtype) -> Limits | None:
+    """Measure what the GPU can do at best; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    source = torch.empty(1 << 30, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    seconds = min(_seconds(lambda: target.copy_(source)) for _ in range(5))
+    # The cache gives both back where the model needs them.
+    square = torch.randn(8192, 8192, dtype=dtype, device=device)
+    product = min(_seconds(lambda: square @ square) for _ in range(5))
+    return Limits(2 * (1 << 30) / seconds, 2 * 8192**3 / product)
+
+
+def _seconds(run: Any) -> float:
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    run()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

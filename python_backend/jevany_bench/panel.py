@@ -1,0 +1,101 @@
+"""The panel: requests to time, and the rows that a model makes of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jevany_backend.encoding import Row, RowEncoder
+from jevany_backend.protocol import Question, parse_request
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request of a panel.
+
+    Attributes:
+        id: Its name.
+        state: JSON content.
+        question: Its only question.
+        tokens: The tokens of its row under the panel's own tokenizer.
+    """
+
+    id: str
+    state: Any
+    question: Question
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A panel as it lies on disk.
+
+    Attributes:
+        name: The file's name.
+        sha256: Of its bytes.
+        requests: In order.
+    """
+
+    name: str
+    sha256: str
+    requests: list[Request]
+
+
+def read_panel(path: Path) -> Panel:
+    """Read a panel.
+
+    Args:
+        path: JSON lines with ``id``, ``state``, ``questions`` of one entry, and ``row_tokens_qwen``.
+
+    Raises:
+        OSError: There is no such file.
+        ValueError: A line is something else.
+    """
+    content = path.read_bytes()
+    requests = []
+    for number, line in enumerate(content.decode().splitlines(), 1):
+        try:
+            entry = json.loads(line)
+            body = json.dumps({"state": entry["state"], "questions": entry["questions"]}).encode()
+            [question] = parse_request(body).questions.values()
+            requests.append(Request(entry["id"], entry["state"], question, int(entry["row_tokens_qwen"])))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path}: line {number}: {error!r}") from None
+    return Panel(path.name, hashlib.sha256(content).hexdigest(), requests)
+
+
+def synthetic_row(request: Request, delimiters: tuple[int, ...], vocabulary: int) -> Row:
+    """Make a row of a request's length from random tokens, for a model that has no tokenizer of its own.
+
+    Args:
+        request: What to imitate: its length and its number of options.
+        delimiters: The five structure tokens: state, question, option, end-option, decide.
+        vocabulary: How many tokens there are to draw from.
+    """
+    state, question, option, end_option, decide = delimiters
+    draw = random.Random(request.id)
+    options = len(request.question.option_texts)
+    # The text tokens that are left are dealt out: 6 to each option, 16 to the question, the others to the state.
+    text = max(request.tokens - 3 - 2 * options, options + 2)
+    of_option = max(1, min(6, (text - 2) // (options + 1)))
+    of_question = max(1, min(16, text - options * of_option - 1))
+
+    def words(count: int) -> list[int]:
+        return [draw.randrange(vocabulary) for _ in range(count)]
+
+    ids = [state, *words(text - options * of_option - of_question), question, *words(of_question)]
+    ends = []
+    for _ in range(options):
+        ids += [option, *words(of_option), end_option]
+        ends.append(len(ids) - 1)
+    ids.append(decide)
+    return Row(ids, len(ids) - 1, ends)
+
+
+def encoded_row(request: Request, encoder: RowEncoder) -> Row:
+    """Make the row that a model's own tokenizer makes of a request."""
+    return encoder.encode(request.state, request.question)

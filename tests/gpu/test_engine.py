@@ -1,0 +1,114 @@
+"""Our engine's graphs on a real GPU, on a small model of true structure in bfloat16."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from jevany_backend.engine.families.qwen3_5 import Qwen35
+from jevany_backend.engine.graphs import CudaGraphs, GraphEngine, Grid, NoGraphs
+from jevany_backend.engine.measured import Measured
+from jevany_backend.engine.modes import MODES, build_engine
+from jevany_backend.engine.reference import ReferenceEngine
+from jevany_backend.readout import PointerReadout
+from tests.unit.test_graphs import row
+from tests.unit.test_qwen3_5 import small_model
+
+pytestmark = pytest.mark.gpu
+
+GRID = Grid(buckets=(32, 64, 128, 256), beyond=128, reads=16)
+WIDTH = 512
+# The released models' widths of a head, at which the kernels' layouts on the GPU are the true ones.
+SHAPE: dict[str, Any] = {
+    "hidden_size": WIDTH,
+    "intermediate_size": 1024,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 12,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10_000_000,
+        "partial_rotary_factor": 0.25,
+        "mrope_interleaved": True,
+        "mrope_section": [11, 11, 10],
+    },
+}
+
+
+def _readout() -> PointerReadout:
+    generator = torch.Generator("cuda").manual_seed(1)
+    shapes = {"q.weight": (64, WIDTH), "q.bias": (64,), "k.weight": (64, WIDTH), "k.bias": (64,)}
+    return PointerReadout(
+        {name: torch.randn(shape, generator=generator, device="cuda") * 0.1 for name, shape in shapes.items()}
+    )
+
+
+@pytest.fixture(scope="module")
+def forward() -> Qwen35:
+    device = torch.device("cuda", 0)
+    return Qwen35(small_model(torch.bfloat16, **SHAPE), Measured(device), 512, fused=True)
+
+
+def _graphs(forward: Qwen35, pad: int = 0) -> GraphEngine:
+    engine = GraphEngine(forward, _readout(), CudaGraphs(torch.device("cuda", 0)), GRID, 400, pad)
+    engine.prepare()
+    return engine
+
+
+@pytest.mark.parametrize("tokens", [31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 400])
+def test_a_graph_answers_as_the_same_pass_without(forward: Qwen35, tokens: int) -> None:
+    eager = GraphEngine(forward, _readout(), NoGraphs(torch.device("cuda", 0)), GRID, 400)
+    eager.prepare()
+    graphs = _graphs(forward)
+    assert np.array_equal(graphs.probabilities(row(tokens)), eager.probabilities(row(tokens)))
+    assert graphs.counters.replays == (tokens <= 256)
+
+
+def test_padding_changes_no_bit(forward: Qwen35) -> None:
+    one, other = _graphs(forward, 0), _graphs(forward, 299)
+    for tokens in (33, 50, 64, 100, 129, 300):
+        assert np.array_equal(one.probabilities(row(tokens)), other.probabilities(row(tokens)))
+
+
+def test_the_same_request_gives_the_same_bits_a_thousand_times(forward: Qwen35) -> None:
+    engine = _graphs(forward)
+    first = engine.probabilities(row(100))
+    for seed in range(1000):
+        if seed % 10 == 0:
+            engine.probabilities(row(120, seed=seed))  # Leaves other tokens in the buffers.
+        assert np.array_equal(engine.probabilities(row(100)), first)
+    assert engine.counters.captures_after_ready == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_answers_as_float32_transformers(mode: str) -> None:
+    readout = _readout()
+    exact = ReferenceEngine(small_model(torch.bfloat16, **SHAPE).float(), readout).probabilities(row(100))
+    engine = build_engine(mode, small_model(torch.bfloat16, **SHAPE), readout, longest=300)
+    assert np.abs(engine.probabilities(row(100)) - exact).max() < 0.1
+
+
+@torch.inference_mode()
+def test_bfloat16_errs_no_more_than_transformers() -> None:
+    ours, theirs = [], []
+    reads = torch.arange(200, device="cuda")
+    for seed in range(4):
+        model = small_model(torch.bfloat16, seed=seed, **SHAPE)
+        ids = torch.tensor(row(200, seed=seed).ids, device="cuda")
+
+        def states(model: Any, ids: torch.Tensor = ids) -> torch.Tensor:
+            return model(input_ids=ids[None], use_cache=False).last_hidden_state[0].float()
+
+        theirs.append(states(model))
+        exact = states(small_model(torch.bfloat16, seed=seed, **SHAPE).float())
+        theirs[-1] = (theirs[-1] - exact).norm() / exact.norm()
+        forward = Qwen35(model, Measured(torch.device("cuda", 0)), 256, fused=True)
+        ours.append((forward(ids, reads).float() - exact).norm() / exact.norm())
+    assert sum(ours) < 1.1 * sum(theirs), (ours, theirs)

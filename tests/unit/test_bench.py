@@ -1,0 +1,132 @@
+"""The benchmark: its rows, its bounds, and a whole run on the CPU."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from jevany_backend.encoding import Row
+from jevany_bench.__main__ import main
+from jevany_bench.machine import Limits
+from jevany_bench.models import find_candidate
+from jevany_bench.panel import read_panel, synthetic_row
+from jevany_bench.protocol import Samples, changes, measure
+from jevany_bench.report import table
+
+ROOT = Path(__file__).parents[2]
+PANEL = ROOT / "loadtest" / "panels" / "jevbench-shape-231.jsonl"
+CPU = torch.device("cpu")
+
+
+def test_synthetic_rows_have_the_lengths_of_the_panel() -> None:
+    panel = read_panel(PANEL)
+    assert len(panel.requests) == 231
+    for request in panel.requests:
+        row = synthetic_row(request, (1, 2, 3, 4, 5), 1000)
+        assert len(row.ids) == request.tokens
+        assert row.decide == request.tokens - 1
+        assert [row.ids[end] for end in row.option_ends] == [4] * len(request.question.option_texts)
+        assert row == synthetic_row(request, (1, 2, 3, 4, 5), 1000)
+
+
+def test_a_release_is_measured_with_random_weights_and_without_its_files() -> None:
+    candidate = find_candidate(ROOT / "model_repository" / "jevany-27b", "random")
+    assert candidate.random
+    assert candidate.dtype is torch.bfloat16
+    assert candidate.files.config.num_hidden_layers == 64
+    rows = candidate.rows(read_panel(PANEL))
+    assert [len(row.ids) for row in rows] == [request.tokens for request in read_panel(PANEL).requests]
+
+
+class _Sleeper:
+    def __init__(self, seconds: float = 0) -> None:
+        self.seconds = seconds
+        self.seen: list[int] = []
+
+    def probabilities(self, row: Row) -> np.ndarray:
+        self.seen.append(row.ids[0])
+        time.sleep(self.seconds)
+        return np.array([0.25, 0.75], np.float32)
+
+
+ROWS = [Row([number], 0, [0, 0]) for number in range(5)]
+
+
+def test_measure_warms_up_from_the_start_and_shuffles_each_repeat() -> None:
+    engine = _Sleeper()
+    samples = measure(engine, ROWS, CPU, repeats=3, warm_up=7)
+    assert engine.seen[:7] == [0, 1, 2, 3, 4, 0, 1]
+    orders = [engine.seen[7 + 5 * repeat :][:5] for repeat in range(3)]
+    assert all(sorted(order) == [0, 1, 2, 3, 4] for order in orders)
+    assert len({tuple(order) for order in orders}) > 1
+    assert samples.rows == engine.seen[7:]
+    assert samples.summary()["complete"]
+    again = _Sleeper()
+    measure(again, ROWS, CPU, repeats=3, warm_up=7)
+    assert again.seen == engine.seen
+
+
+def test_measure_stops_at_its_deadline() -> None:
+    samples = measure(_Sleeper(0.02), ROWS, CPU, repeats=1000, warm_up=1, deadline=time.monotonic() + 0.2)
+    assert 2 <= len(samples.rows) <= 10
+    assert samples.summary()["complete"] is False
+    assert samples.summary()["median"] >= 20
+
+
+def test_changes() -> None:
+    one = Samples(probabilities={0: [0.4, 0.6], 1: [0.9, 0.1], 2: [0.5, 0.5]})
+    other = Samples(probabilities={0: [0.6, 0.4], 1: [0.8, 0.2]})
+    assert changes(one, other) == {
+        "rows": 2,
+        "argmax_changes": 1,
+        "largest_probability_change": pytest.approx(0.2),
+    }
+
+
+def test_floor() -> None:
+    limits = Limits(bytes_a_second=4e12, operations_a_second=700e12)
+    assert limits.floor_ms(48_000_000_000, 2, 1) == pytest.approx(12)
+    assert limits.floor_ms(48_000_000_000, 2, 2048) == pytest.approx(48e9 * 2048 / 700e9)
+
+
+def test_a_whole_run_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["jevany-tiny", "--out", str(tmp_path), "--rows", "4", "--repeats", "2", "--warm-up", "1", "--cpu"]
+    assert main([*arguments, "--profile", "40", "--repeats-of-one", "3", "--modes", "sdpa", "engine"]) == 0
+    result = json.loads((tmp_path / "jevany-tiny.json").read_text())
+    assert result["weights"] == "real"
+    assert result["panel"]["sha256"] == read_panel(PANEL).sha256
+    assert len(result["panel"]["tokens"]) == 4
+    for mode in ("sdpa", "engine"):
+        entry = result["modes"][mode]
+        assert entry["summary"]["samples"] == len(entry["samples"]["milliseconds"]) == 8
+        assert entry["profile"]["40"]["classes"]
+    engine = result["modes"]["engine"]
+    assert engine["counters"]["captures_after_ready"] == 0
+    assert engine["counters"]["replays"] == 9
+    assert engine["same_bits"] == {"repeats": 3, "same": 3}
+    assert engine["against_first"]["argmax_changes"] == 0
+    assert engine["against_first"]["largest_probability_change"] < 1e-4
+    assert "| engine | 8 |" in capsys.readouterr().out
+
+
+def test_what_fails_is_in_the_result_and_the_rest_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no such kernel\nmore")
+
+    monkeypatch.setattr("jevany_backend.engine.modes._our_engine", broken)
+    arguments = ["jevany-tiny", "--out", str(tmp_path), "--rows", "2", "--repeats", "1", "--warm-up", "0", "--cpu"]
+    assert main([*arguments, "--modes", "engine", "sdpa"]) == 1
+    result = json.loads((tmp_path / "jevany-tiny.json").read_text())
+    assert result["errors"] == {"engine": "RuntimeError: no such kernel"}
+    assert result["modes"]["sdpa"]["summary"]["samples"] == 2
+    assert "| engine | no such kernel |" in table(result)
+
+
+def test_an_unknown_model_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["jevany-none"]) == 2
+    assert "jevany-none" in capsys.readouterr().err

@@ -1,0 +1,134 @@
+"""Choices by measurement: what is chosen from times, and that times are kept and asked for once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from jevany_backend.engine import measured as module
+from jevany_backend.engine.delta_choice import DeltaRule
+from jevany_backend.engine.kernels.delta_inputs import DeltaShape
+from jevany_backend.engine.measured import Measured, Times, fastest
+from jevany_backend.engine.packed import ProductPlan, plan_product
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A GPU as far as measuring is concerned, whose times are a list; returns what has been timed."""
+    timed: list[Any] = []
+
+    def time_it(run: Callable[[int], object]) -> float | None:
+        timed.append(run(0))
+        return timed[-1]
+
+    monkeypatch.setattr(module, "_time", time_it)
+    monkeypatch.setattr(module, "describe_gpu", lambda device: {"gpu": "one", "driver": "1"})
+    return timed
+
+
+def _compare(measured: Measured, **times: float | None) -> Times:
+    return measured.compare("which?", {name: (lambda _, time=time: time) for name, time in times.items()})
+
+
+def test_times_are_measured_once_and_kept(tmp_path: Path, gpu: list[Any]) -> None:
+    first = Measured(torch.device("cuda"), tmp_path)
+    assert _compare(first, a=2.0, b=1.0, c=None) == {"a": 2.0, "b": 1.0, "c": None}
+    assert _compare(first, a=9.0, b=9.0) == {"a": 2.0, "b": 1.0}
+    first.keep()
+    again = Measured(torch.device("cuda"), tmp_path)
+    assert _compare(again, a=9.0, d=3.0) == {"a": 2.0, "d": 3.0}
+    assert gpu == [2.0, 1.0, None, 3.0]
+    assert again.measured_now == 1
+
+
+def test_another_machine_measures_for_itself(tmp_path: Path, gpu: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Measured(torch.device("cuda"), tmp_path)
+    _compare(first, a=2.0)
+    first.keep()
+    monkeypatch.setattr(module, "describe_gpu", lambda device: {"gpu": "one", "driver": "2"})
+    assert Measured(torch.device("cuda"), tmp_path).times == {}
+
+
+def test_a_broken_file_is_measured_anew(tmp_path: Path, gpu: list[Any]) -> None:
+    first = Measured(torch.device("cuda"), tmp_path)
+    _compare(first, a=2.0)
+    first.keep()
+    [path] = tmp_path.iterdir()
+    path.write_text("{")
+    assert Measured(torch.device("cuda"), tmp_path).times == {}
+
+
+def test_where_nothing_can_be_written_nothing_fails(tmp_path: Path, gpu: list[Any]) -> None:
+    (tmp_path / "file").write_text("")
+    measured = Measured(torch.device("cuda"), tmp_path / "file" / "below")
+    _compare(measured, a=2.0)
+    measured.keep()
+
+
+def test_nothing_is_measured_on_a_cpu() -> None:
+    assert Measured(CPU).compare("which?", {"a": lambda _: pytest.fail("ran")}) == {}
+
+
+def test_fastest() -> None:
+    assert fastest({"a": 2.0, "b": None, "c": 1.0}) == "c"
+    assert fastest({"a": None}) is None
+    assert fastest({}) is None
+
+
+class _Told(Measured):
+    """Times that are told, not measured."""
+
+    def __init__(self, times: Mapping[str, float]) -> None:
+        super().__init__(CPU)
+        self.device = torch.device("cuda")
+        self.told = times
+
+    def compare(self, question: str, candidates: Mapping[str, Callable[[int], object]]) -> Times:
+        rows = question.split(" of ")[1].split()[0]
+        return {name: self.told.get(f"{rows} {name}", self.told.get(name)) for name in candidates}
+
+
+def _on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = torch.randn
+    monkeypatch.setattr(torch, "randn", lambda *sizes, **options: real(*sizes, **(options | {"device": CPU})))
+
+
+def test_a_product_takes_the_layout_that_costs_least_over_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    _on_cpu(monkeypatch)
+    times = {
+        "stored cublas": 10.0,
+        "stored cublaslt": 11.0,
+        "transposed cublas": 12.0,
+        "transposed cublaslt": 11.0,
+        "64 transposed cublaslt": 9.0,
+        "96 stored cublaslt": 5.0,
+    }
+    plan = plan_product(_Told(times), (64, 32), torch.float32, 128)
+    assert plan == ProductPlan(False, (32, 64, 96, 128), ("cublas", "cublas", "cublaslt", "cublas"))
+    assert [plan.library(rows) for rows in (1, 64, 65, 96, 97, 5000)] == [
+        *("cublas", "cublas", "cublaslt", "cublaslt", "cublas", "cublas")
+    ]
+    times["stored cublas"] = 30.0
+    plan = plan_product(_Told(times | {"stored cublaslt": 30.0}), (64, 32), torch.float32, 128)
+    assert plan.transposed
+    assert set(plan.libraries) == {"cublaslt"}
+
+
+def test_the_delta_rule_takes_the_fastest_for_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jevany_backend.engine.delta_choice._example", lambda *_: None)
+    rule = DeltaRule(Measured(CPU), DeltaShape(1, 16, 2, 16), torch.float32, 128)
+    first, second = list(rule.candidates)[:2]
+    assert rule.name(10) == rule.name(4096) == first
+    rule = DeltaRule(
+        _Told({first: 2.0, second: 3.0, f"96 {second}": 1.0}), DeltaShape(1, 16, 2, 16), torch.float32, 128
+    )
+    assert [rule.name(rows) for rows in (1, 64, 65, 96, 97, 128, 5000)] == [
+        *(first, first, second, second, first, first, first)
+    ]
+    assert str(rule) == f"{first} (3 of 4 lengths), {second} (1 of 4 lengths)"
