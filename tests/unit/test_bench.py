@@ -96,7 +96,7 @@ def test_floor() -> None:
 
 def test_a_whole_run_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["jevany-tiny", "--out", str(tmp_path), "--rows", "4", "--repeats", "2", "--warm-up", "1", "--cpu"]
-    assert main([*arguments, "--profile", "40", "--repeats-of-one", "3", "--modes", "sdpa", "engine"]) == 0
+    assert main([*arguments, "--profile", "40", "--repeats-of-one", "3", "--modes", "engine", "sdpa"]) == 0
     result = json.loads((tmp_path / "jevany-tiny.json").read_text())
     assert result["weights"] == "real"
     assert result["panel"]["sha256"] == read_panel(PANEL).sha256
@@ -104,8 +104,8 @@ def test_a_whole_run_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[st
     for mode in ("sdpa", "engine"):
         entry = result["modes"][mode]
         assert entry["summary"]["samples"] == len(entry["samples"]["milliseconds"]) == 8
-        assert entry["profile"]["40"]["classes"]
     engine = result["modes"]["engine"]
+    assert engine["profile"]["40"]["classes"]
     assert engine["counters"]["captures_after_ready"] == 0
     assert engine["counters"]["replays"] == 9
     assert engine["same_bits"] == {"repeats": 3, "same": 3}
@@ -124,6 +124,7 @@ def test_what_fails_is_in_the_result_and_the_rest_is_measured(tmp_path: Path, mo
     result = json.loads((tmp_path / "jevany-tiny.json").read_text())
     assert result["errors"] == {"engine": "RuntimeError: no such kernel"}
     assert result["modes"]["sdpa"]["summary"]["samples"] == 2
+    assert list(result["modes"]) == ["sdpa", "engine"]
     assert "| engine | no such kernel |" in table(result)
 
 

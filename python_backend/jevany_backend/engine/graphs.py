@@ -32,9 +32,9 @@ GB = 1e9
 
 def _octaves() -> tuple[int, ...]:
     # Half the rows of a decision panel are under 105 tokens, and those take a time that hardly depends on the length:
-    # steps of 8 up to 128 cost no more than graphs. From there on the step is a sixteenth to an eighth of the length,
-    # so that padding is under 6% in the mean, and ends of a product's tiles (multiples of 64) are among the buckets.
-    steps = ((32, 128, 8), (128, 256, 16), (256, 512, 32), (512, 1024, 64), (1024, 2048, 128), (2048, 4096, 256))
+    # steps of 8 up to 128 cost no more than graphs. From there on the step is an eighth of the length and less, so that
+    # padding is under 5% in the mean; it ends at 128, since long rows take a product's tiles of 128 rows whole.
+    steps = ((32, 128, 8), (128, 256, 16), (256, 512, 32), (512, 1024, 64), (1024, 4096, 128))
     return tuple(sorted({length for first, last, step in steps for length in range(first, last + 1, step)}))
 
 
@@ -133,9 +133,9 @@ class CudaGraphs:
         self._graphs: list[torch.cuda.CUDAGraph] = []
 
     def warm(self, function: Callable[[], None]) -> None:
-        """Run a function twice on the stream: what is timed at first sight is chosen in the first."""
-        for _ in range(2):
-            self.run(function)
+        """Run a function on the stream, behind whatever has been begun elsewhere: making the weights, for one."""
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        self.run(function)
 
     def capture(self, function: Callable[[], None]) -> Callable[[], None]:
         """Capture a function; it must have been warmed."""
@@ -192,7 +192,8 @@ class _Buffers:
         self.length, self.reads = length, reads
         self.host_in = torch.zeros(length + reads, dtype=torch.int32, pin_memory=pinned)
         self.view_in = self.host_in.numpy()
-        self.device_in = torch.zeros(length + reads, dtype=torch.int32, device=device)
+        # Not filled here: that would be work on another stream, which nothing waits for.
+        self.device_in = torch.empty(length + reads, dtype=torch.int32, device=device)
         self.host_out = torch.zeros(max(reads - 1, 1), dtype=torch.float32, pin_memory=pinned)
         self.hidden: torch.Tensor | None = None
         self.logits: torch.Tensor | None = None
@@ -261,8 +262,8 @@ class GraphEngine:
             buffers = self._buffers[length] = _Buffers(length, min(self.grid.reads, length), self.executor.device)
             step = self._step(buffers)
             if number == 1:
-                self._preflight(step)
-            self.executor.warm(step)
+                self._preflight(self._whole(buffers, step))
+            self.executor.warm(self._whole(buffers, step))
             self._replays[length] = self._capture(step)
             if progress:
                 progress(number, len(descending))
@@ -309,16 +310,20 @@ class GraphEngine:
             work = self._step(buffers)
             self.counters.eager_calls += 1
         buffers.fill(row, self.pad)
+        self.executor.run(self._whole(buffers, work))
+        return buffers
 
-        def call() -> None:
+    def _whole(self, buffers: _Buffers, work: Callable[[], None]) -> Callable[[], None]:
+        """Return the work with the two copies around it."""
+
+        def whole() -> None:
             buffers.device_in.copy_(buffers.host_in, non_blocking=True)
             work()
             assert buffers.logits is not None  # Both kinds of work leave it.
             count = min(len(buffers.logits), len(buffers.host_out))
             buffers.host_out[:count].copy_(buffers.logits[:count], non_blocking=True)
 
-        self.executor.run(call)
-        return buffers
+        return whole
 
     def _step(self, buffers: _Buffers) -> Callable[[], None]:
         """Return the work between the two copies."""
@@ -337,17 +342,17 @@ class GraphEngine:
         return self.executor.capture(step)
 
     def _warm_eager(self, tokens: int) -> None:
-        length = self.grid.length(tokens)
-        self.executor.warm(self._step(_Buffers(length, self.grid.reads, self.executor.device)))
+        buffers = _Buffers(self.grid.length(tokens), self.grid.reads, self.executor.device)
+        self.executor.warm(self._whole(buffers, self._step(buffers)))
 
-    def _preflight(self, step: Callable[[], None]) -> None:
+    def _preflight(self, call: Callable[[], None]) -> None:
         """Check that the pool will fit before it is made: it takes what the longest bucket takes at its height."""
         device = self.executor.device
         if device.type != "cuda":
             return
         torch.cuda.reset_peak_memory_stats(device)
         start = torch.cuda.memory_allocated(device)
-        self.executor.run(step)
+        self.executor.warm(call)
         need = torch.cuda.max_memory_allocated(device) - start
         torch.cuda.empty_cache()  # Memory cached for ordinary use is of no use to the pool.
         free, _ = torch.cuda.mem_get_info(device)

@@ -92,15 +92,15 @@ def multiply(rows: torch.Tensor, weight: torch.Tensor, transposed: bool, library
     Returns:
         (n, out) in the same dtype.
     """
+    if not rows.is_cuda:
+        return functional.linear(rows, weight.T if transposed else weight)
     # A setting of the process; nothing else multiplies while a row is under way.
-    other = rows.is_cuda and library != "cublas"
-    if other:
-        torch.backends.cuda.preferred_blas_library(library)
+    before = torch.backends.cuda.preferred_blas_library()
+    torch.backends.cuda.preferred_blas_library(library)
     try:
         return rows @ weight if transposed else functional.linear(rows, weight)
     finally:
-        if other:
-            torch.backends.cuda.preferred_blas_library("cublas")
+        torch.backends.cuda.preferred_blas_library(before)
 
 
 def plan_product(measured: Measured, shape: tuple[int, int], dtype: torch.dtype, longest: int) -> ProductPlan:
