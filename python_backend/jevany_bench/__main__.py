@@ -247,7 +247,7 @@ def _choices(engine: GraphEngine) -> dict[str, Any]:
         "products": {
             f"{inputs} -> {outputs}": {
                 "transposed": plan.transposed,
-                "by_rows": dict(zip(map(str, plan.rows), plan.libraries, strict=True)),
+                "by_rows": dict(zip(map(str, plan.rows), map(str, plan.ways), strict=True)),
             }
             for (outputs, inputs), plan in forward.plans.items()
         },

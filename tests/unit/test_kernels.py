@@ -11,6 +11,12 @@ from jevany_backend.engine.kernels.delta_rule import PLANS, DeltaPlan, delta_rul
 from jevany_backend.engine.kernels.gated_rms_norm import gated_rms_norm, gated_rms_norm_twin
 from jevany_backend.engine.kernels.qk_norm_rotary import AttentionShape, qk_norm_rotary, qk_norm_rotary_twin
 from jevany_backend.engine.kernels.sigmoid_gate import sigmoid_gate, sigmoid_gate_twin
+from jevany_backend.engine.kernels.skinny_product import (
+    SkinnyPlan,
+    skinny_plans,
+    skinny_product,
+    skinny_product_twin,
+)
 from jevany_backend.engine.kernels.swiglu import swiglu, swiglu_twin
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -47,6 +53,40 @@ def test_add_rms_norm(rows: int, width: int, adds: bool, dtype: torch.dtype) -> 
     if COMPILED or dtype == torch.float32:
         assert torch.equal(ours, twin)
     assert torch.equal(ours, residual) != adds
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_add_rms_norm_adds_up_parts(dtype: torch.dtype) -> None:
+    residual, weight, parts = _noise(3, 96, dtype=dtype), _noise(96, dtype=dtype), _noise(4, 3, 96)
+    ours, twin = residual.clone(), residual.clone()
+    _close(add_rms_norm(ours, parts, weight, 1e-6), add_rms_norm_twin(twin, parts, weight, 1e-6))
+    _close(ours, twin)
+    _close(ours, (residual.float() + parts.sum(0)).to(dtype))
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize(("rows", "shape"), [(1, (40, 96)), (33, (64, 64)), (100, (70, 128))])
+def test_skinny_product(rows: int, shape: tuple[int, int], parts: int) -> None:
+    # 32 inputs at a time: parts of different sizes, one of them empty.
+    plan = SkinnyPlan(outputs=32, inputs=32, parts=parts, stages=2, warps=4)
+    # The interpreter multiplies bfloat16 matrices by their bits.
+    dtype = torch.bfloat16 if COMPILED else torch.float32
+    left, right = _noise(rows, shape[1], dtype=dtype), _noise(*shape, dtype=dtype)
+    product = skinny_product(left, right, plan)
+    whole = product if parts == 1 else product.sum(0)
+    torch.testing.assert_close(
+        whole.float(), left.float() @ right.float().T, rtol=2e-2, atol=1e-1 if COMPILED else 1e-4
+    )
+    assert product.dtype == (dtype if parts == 1 else torch.float32)
+    twin = skinny_product_twin(left, right, parts)
+    assert twin.shape == product.shape
+    torch.testing.assert_close(whole, twin if parts == 1 else twin.sum(0), rtol=2e-2, atol=1e-1 if COMPILED else 1e-4)
+
+
+def test_skinny_plans_fit_the_weight() -> None:
+    assert all(plan.parts == 1 for plan in skinny_plans((34816, 5120), summed=False))
+    assert {plan.parts for plan in skinny_plans((5120, 17408), summed=True)} == {1, 2, 4, 8}
+    assert skinny_plans((5120, 100), summed=True) == []
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -22,13 +22,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from jevany_backend.engine.kernels.delta_rule import PLANS
+from jevany_backend.engine.kernels.skinny_product import _TILES
 
 HALF, SINGLE, WHOLE, REAL = "*bf16", "*fp32", "i32", "fp32"
 inputs = dict(queries=HALF, keys=HALF, decay=SINGLE, step=SINGLE, inverses=HALF, scores=HALF)
 sizes = dict(rows=WHOLE, key_heads=WHOLE, heads=WHOLE)
 work = [
     ("add_rms_norm", "_add_rms_norm", dict(residual=HALF, delta=HALF, weight=HALF, normed=HALF, width=WHOLE, eps=REAL),
-     dict(ADD=True, BLOCK=8192), 16, 3),
+     dict(PARTS=8, BLOCK=8192), 16, 3),
     ("swiglu", "_swiglu", dict(gate_up=HALF, out=HALF, width=WHOLE), dict(BLOCK=1024), 4, 3),
     ("qk_norm_rotary", "_qk_norm_rotary",
      dict(packed=HALF, query_weight=HALF, key_weight=HALF, cosine=SINGLE, sine=SINGLE, positions="*i32", queries=HALF,
@@ -51,6 +52,13 @@ for plan in PLANS:
         work.append(("delta_rule", "_prepare", inputs | sizes, system, 4, 3))
     work.append(("delta_rule", "_scan", inputs | sizes | dict(values=HALF, out=HALF, scale=REAL),
                  system | dict(VALUE_WIDTH=128, COLUMNS=plan.columns, PREPARED=plan.prepared), plan.warps, 2))
+
+for tile, block, stages, warps in _TILES:
+    for rows in (64, 128):
+        for out in (HALF, SINGLE):
+            types = dict(rows=HALF, weight=HALF, out=out, count=WHOLE, inputs=WHOLE, outputs=WHOLE, blocks=WHOLE)
+            constants = dict(ROWS=rows, OUTPUTS=tile, INPUTS=block, PRECISION="ieee")
+            work.append(("skinny_product", "_skinny_product", types, constants, warps, stages))
 
 found = {}
 for file, name, types, constants, warps, stages in work:

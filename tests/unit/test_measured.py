@@ -12,8 +12,9 @@ import torch
 from jevany_backend.engine import measured as module
 from jevany_backend.engine.delta_choice import DeltaRule
 from jevany_backend.engine.kernels.delta_inputs import DeltaShape
+from jevany_backend.engine.kernels.skinny_product import skinny_plans
 from jevany_backend.engine.measured import Measured, Times, fastest
-from jevany_backend.engine.packed import ProductPlan, plan_product
+from jevany_backend.engine.packed import LAYOUTS, LIBRARIES, ProductPlan, plan_product
 
 CPU = torch.device("cpu")
 
@@ -109,15 +110,25 @@ def test_a_product_takes_the_layout_that_costs_least_over_all_rows(monkeypatch: 
         "64 transposed cublaslt": 9.0,
         "96 stored cublaslt": 5.0,
     }
-    plan = plan_product(_Told(times), (64, 32), torch.float32, 128)
+    plan = plan_product(_Told(times), (64, 32), torch.float32, 128, summed=False)
     assert plan == ProductPlan(False, (32, 64, 96, 128), ("cublas", "cublas", "cublaslt", "cublas"))
-    assert [plan.library(rows) for rows in (1, 64, 65, 96, 97, 5000)] == [
+    assert [plan.way(rows) for rows in (1, 64, 65, 96, 97, 5000)] == [
         *("cublas", "cublas", "cublaslt", "cublaslt", "cublas", "cublas")
     ]
     times["stored cublas"] = 30.0
-    plan = plan_product(_Told(times | {"stored cublaslt": 30.0}), (64, 32), torch.float32, 128)
+    plan = plan_product(_Told(times | {"stored cublaslt": 30.0}), (64, 32), torch.float32, 128, summed=False)
     assert plan.transposed
-    assert set(plan.libraries) == {"cublaslt"}
+    assert set(plan.ways) == {"cublaslt"}
+
+
+def test_our_kernel_is_taken_where_it_is_faster_and_there_are_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    _on_cpu(monkeypatch)
+    shape = (4096, 1024)
+    ours = skinny_plans(shape, summed=True)[0]
+    times = {f"{layout} {library}": 10.0 for layout in LAYOUTS for library in LIBRARIES} | {f"64 stored {ours}": 5.0}
+    plan = plan_product(_Told(times), shape, torch.bfloat16, 192, summed=True)
+    assert not plan.transposed
+    assert [plan.way(rows) for rows in (64, 128, 192)] == [ours, "cublas", "cublas"]
 
 
 def test_the_delta_rule_takes_the_fastest_for_the_length(monkeypatch: pytest.MonkeyPatch) -> None:

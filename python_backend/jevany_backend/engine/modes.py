@@ -137,6 +137,6 @@ def _log_choices(forward: Qwen35, measured: Measured) -> None:
     log.info("%d times measured now, %d known", measured.measured_now, sum(map(len, measured.times.values())))
     log.info("delta rule: %s", forward.delta_rule)
     for (outputs, inputs), plan in forward.plans.items():
-        libraries = ", ".join(f"{name} ({count})" for name, count in Counter(plan.libraries).items())
+        libraries = ", ".join(f"{name} ({count})" for name, count in Counter(map(str, plan.ways)).items())
         layout = "transposed" if plan.transposed else "as stored"
         log.info("product %d -> %d: weights %s, %s", inputs, outputs, layout, libraries)

@@ -1,8 +1,9 @@
 """Packed weights: projections that share an input, as one product whose layout and library are chosen by measurement.
 
-A weight lies in memory either as it is stored, output by output, or transposed; and cuBLAS picks its algorithm by one
-of two interfaces. None is best at every number of rows, so each shape of a model is timed at load at the numbers that
-occur. A layout holds for all of them, since a weight is there once; the interface is chosen for each.
+A weight lies in memory either as it is stored, output by output, or transposed; cuBLAS picks its algorithm by one of
+two interfaces; and for few rows there is a kernel of our own. None is best at every number of rows, so each shape of a
+model is timed at load at the numbers that occur. A layout holds for all of them, since a weight is there once; the way
+to multiply is chosen for each.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from jevany_backend.engine.kernels.add_rms_norm import add_rms_norm
+from jevany_backend.engine.kernels.skinny_product import MAX_ROWS, SkinnyPlan, skinny_plans, skinny_product
 from jevany_backend.engine.measured import Measured, fastest
 
 LAYOUTS = ("stored", "transposed")
@@ -26,6 +30,9 @@ TIMED_ROWS = (32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768,
 _BYTES_TO_LEAVE_THE_CACHE = 256 << 20
 
 
+Way: TypeAlias = str | SkinnyPlan  # One of `LIBRARIES`, or our kernel by a plan.
+
+
 @dataclass(frozen=True)
 class ProductPlan:
     """How one shape of weight is stored and multiplied.
@@ -33,16 +40,16 @@ class ProductPlan:
     Attributes:
         transposed: Whether it lies in memory as (in, out).
         rows: Numbers of rows, ascending.
-        libraries: The interface of cuBLAS up to each of them; the last also beyond.
+        ways: How to multiply up to each of them; the last also beyond.
     """
 
     transposed: bool = False
-    rows: tuple[int, ...] = field(default=(1,))
-    libraries: tuple[str, ...] = field(default=("cublas",))
+    rows: tuple[int, ...] = (1,)
+    ways: tuple[Way, ...] = ("cublas",)
 
-    def library(self, rows: int) -> str:
-        """Return the interface for a number of rows."""
-        return self.libraries[min(bisect.bisect_left(self.rows, rows), len(self.rows) - 1)]
+    def way(self, rows: int) -> Way:
+        """Return how to multiply a number of rows."""
+        return self.ways[min(bisect.bisect_left(self.rows, rows), len(self.rows) - 1)]
 
 
 class Product:
@@ -76,34 +83,38 @@ class Product:
             linear.weight = None
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return (n, out) for (n, in)."""
-        return multiply(rows, self.weight, self.plan.transposed, self.plan.library(len(rows)))
+        """Return (n, out) for (n, in), or parts that add up to it where the plan was made for a sum."""
+        return multiply(rows, self.weight, self.plan.transposed, self.plan.way(len(rows)))
 
 
-def multiply(rows: torch.Tensor, weight: torch.Tensor, transposed: bool, library: str) -> torch.Tensor:
+def multiply(rows: torch.Tensor, weight: torch.Tensor, transposed: bool, way: Way) -> torch.Tensor:
     """Multiply rows by a weight.
 
     Args:
         rows: (n, in).
         weight: (out, in), or (in, out) if transposed.
         transposed: Which.
-        library: One of `LIBRARIES`; without meaning on a CPU.
+        way: How; without meaning on a CPU.
 
     Returns:
-        (n, out) in the same dtype.
+        (n, out) in the same dtype; or parts of it, as `skinny_product` says.
     """
     if not rows.is_cuda:
         return functional.linear(rows, weight.T if transposed else weight)
+    if isinstance(way, SkinnyPlan):
+        return skinny_product(rows, weight, way)
     # A setting of the process; nothing else multiplies while a row is under way.
     before = torch.backends.cuda.preferred_blas_library()
-    torch.backends.cuda.preferred_blas_library(library)
+    torch.backends.cuda.preferred_blas_library(way)
     try:
         return rows @ weight if transposed else functional.linear(rows, weight)
     finally:
         torch.backends.cuda.preferred_blas_library(before)
 
 
-def plan_product(measured: Measured, shape: tuple[int, int], dtype: torch.dtype, longest: int) -> ProductPlan:
+def plan_product(
+    measured: Measured, shape: tuple[int, int], dtype: torch.dtype, longest: int, *, summed: bool
+) -> ProductPlan:
     """Choose how to store and multiply weights of one shape, by timing.
 
     Args:
@@ -111,6 +122,7 @@ def plan_product(measured: Measured, shape: tuple[int, int], dtype: torch.dtype,
         shape: (out, in).
         dtype: The weights' dtype.
         longest: The most rows that occur.
+        summed: Whether `add_rms_norm` takes the product, which adds up parts. Then it belongs to what is timed.
 
     Returns:
         The plan; the plain one on a CPU.
@@ -122,25 +134,37 @@ def plan_product(measured: Measured, shape: tuple[int, int], dtype: torch.dtype,
     # One block serves both layouts; the numbers in it do not matter to the time.
     memory = torch.randn((copies, shape[0], shape[1]), dtype=dtype, device=measured.device) * shape[1] ** -0.5
     weights = {"stored": memory, "transposed": memory.view(copies, shape[1], shape[0])}
-    ways = list(itertools.product(LAYOUTS, LIBRARIES))
-    best: dict[str, list[tuple[float, str]]] = {layout: [] for layout in LAYOUTS}
+    ours = {str(plan): plan for plan in skinny_plans(shape, summed=summed)} if dtype.itemsize == 2 else {}
+    best: dict[str, list[tuple[float, Way]]] = {layout: [] for layout in LAYOUTS}
     for count in counts:
         rows = torch.randn(count, shape[1], dtype=dtype, device=measured.device)
+        stream = torch.randn(count, shape[0], dtype=dtype, device=measured.device)
 
-        def multiplying(layout: str, library: str, rows: torch.Tensor = rows) -> Callable[[int], torch.Tensor]:
-            return lambda index: multiply(rows, weights[layout][index % copies], layout == "transposed", library)
+        def multiplying(
+            layout: str, way: Way, rows: torch.Tensor = rows, stream: torch.Tensor = stream
+        ) -> Callable[[int], torch.Tensor]:
+            def run(index: int) -> torch.Tensor:
+                product = multiply(rows, weights[layout][index % copies], layout == "transposed", way)
+                return add_rms_norm(stream, product, stream[0], 1e-6) if summed else product
 
+            return run
+
+        ways: dict[str, dict[str, Way]] = {layout: {name: name for name in LIBRARIES} for layout in LAYOUTS}
+        if count <= MAX_ROWS:
+            ways["stored"] |= ours
         name = f"product of {count} rows with {shape[0]} x {shape[1]}, {str(dtype).removeprefix('torch.')}"
-        candidates = {f"{layout} {library}": multiplying(layout, library) for layout, library in ways}
-        times = measured.compare(name, candidates)
+        candidates = {
+            f"{layout} {key}": multiplying(layout, way) for layout in LAYOUTS for key, way in ways[layout].items()
+        }
+        times = measured.compare(f"{name}, added up and normed" if summed else name, candidates)
         for layout in LAYOUTS:
-            of_layout = {library: times[f"{layout} {library}"] for library in LIBRARIES}
-            library = fastest(of_layout) or "cublas"
-            best[layout].append((of_layout[library] or float("inf"), library))
+            of_layout = {key: times[f"{layout} {key}"] for key in ways[layout]}
+            fast = fastest(of_layout) or "cublas"
+            best[layout].append((of_layout[fast] or float("inf"), ways[layout][fast]))
     # What each layout costs over the better one, at every number of rows alike: the grid is as dense where rows are.
     floor = [min(best[layout][at][0] for layout in LAYOUTS) for at in range(len(counts))]
     cost = {
         layout: sum(time / least for (time, _), least in zip(best[layout], floor, strict=True)) for layout in LAYOUTS
     }
     layout = min(LAYOUTS, key=cost.__getitem__)
-    return ProductPlan(layout == "transposed", tuple(counts), tuple(library for _, library in best[layout]))
+    return ProductPlan(layout == "transposed", tuple(counts), tuple(way for _, way in best[layout]))

@@ -237,7 +237,7 @@ class _Packer:
         mlp = Mlp(
             source.post_attention_layernorm.weight.detach(),
             self.product(source.mlp.gate_proj, source.mlp.up_proj),
-            self.product(source.mlp.down_proj),
+            self.product(source.mlp.down_proj, summed=True),
         )
         norm = source.input_layernorm.weight.detach()
         if source.block_type == "linear_attention":
@@ -249,7 +249,7 @@ class _Packer:
                 mixer.A_log.detach(),
                 mixer.dt_bias.detach(),
                 mixer.norm.weight.detach(),
-                self.product(mixer.out_proj),
+                self.product(mixer.out_proj, summed=True),
                 mlp,
             )
         mixer = source.self_attn
@@ -260,12 +260,13 @@ class _Packer:
             self.product(mixer.q_proj) if last else None,
             mixer.q_norm.weight.detach(),
             mixer.k_norm.weight.detach(),
-            self.product(mixer.o_proj),
+            self.product(mixer.o_proj, summed=True),
             mlp,
         )
 
-    def product(self, *linears: Any) -> Product:
+    def product(self, *linears: Any, summed: bool = False) -> Product:
         shape = (sum(linear.weight.shape[0] for linear in linears), linears[0].weight.shape[1])
         if shape not in self.plans:
-            self.plans[shape] = plan_product(self.measured, shape, linears[0].weight.dtype, self.longest)
+            dtype = linears[0].weight.dtype
+            self.plans[shape] = plan_product(self.measured, shape, dtype, self.longest, summed=summed)
         return Product(linears, self.plans[shape])
