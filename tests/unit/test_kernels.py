@@ -74,13 +74,14 @@ def test_skinny_product(rows: int, shape: tuple[int, int], parts: int) -> None:
     left, right = _noise(rows, shape[1], dtype=dtype), _noise(*shape, dtype=dtype)
     product = skinny_product(left, right, plan)
     whole = product if parts == 1 else product.sum(0)
-    torch.testing.assert_close(
-        whole.float(), left.float() @ right.float().T, rtol=2e-2, atol=1e-1 if COMPILED else 1e-4
-    )
+    close = {"rtol": 2e-2, "atol": 1e-1} if COMPILED else {"rtol": 1e-4, "atol": 1e-4}
+    true = left.float() @ right.float().T
+    torch.testing.assert_close(whole.float(), true, rtol=close["rtol"], atol=close["atol"])
     assert product.dtype == (dtype if parts == 1 else torch.float32)
     twin = skinny_product_twin(left, right, parts)
     assert twin.shape == product.shape
-    torch.testing.assert_close(whole, twin if parts == 1 else twin.sum(0), rtol=2e-2, atol=1e-1 if COMPILED else 1e-4)
+    twin = twin if parts == 1 else twin.sum(0)
+    torch.testing.assert_close(whole, twin, rtol=close["rtol"], atol=close["atol"])
 
 
 def test_skinny_plans_fit_the_weight() -> None:
