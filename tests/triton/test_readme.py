@@ -26,6 +26,8 @@ RUN_ELSEWHERE = {
     ".venv/bin/jevany-admin add model_repository/jevany-tiny/1/checkpoint --base model_repository/jevany-tiny/1/base "
     "--name my-jev --cpu": "test_families.py adds checkpoints to a repository of its own with the same command",
     "make serve MODEL=jevany-tiny": "test_lifecycle.py starts the same command and stops it",
+    "make bench MODEL=jevany-tiny": "test_bench.py runs the same command on a few requests",
+    'make bench MODEL="jevany-4b jevany-27b" WEIGHTS=random MODES="graphs engine"': "needs a GPU; likewise",
     "make train-tiny": "test_jevany_tiny.py runs every stage of it, a few steps long",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -113,7 +114,7 @@ def _time(run: Callable[[int], object]) -> float | None:
         torch.cuda.synchronize()
         once = _elapsed(lambda: run(1))
         runs = max(2, min(_MAX_RUNS, int(_SECONDS_A_REPLAY / max(once, 1e-6))))
-        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        stream, graph = _stream(torch.cuda.current_device()), torch.cuda.CUDAGraph()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             run(0)
@@ -130,6 +131,12 @@ def _time(run: Callable[[int], object]) -> float | None:
         # A kernel that needs more than this GPU has, or that its compiler refuses, is no candidate.
         log.info("a candidate does not run here: %s", str(error).strip().splitlines()[:1])
         return None
+
+
+@functools.cache
+def _stream(device: int) -> torch.cuda.Stream:
+    # One for all: cuBLAS keeps a workspace for each stream that it has been called on.
+    return torch.cuda.Stream(device)
 
 
 def _elapsed(run: Callable[[], object]) -> float:

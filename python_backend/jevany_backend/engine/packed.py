@@ -132,7 +132,7 @@ def plan_product(
     counts = [rows for rows in TIMED_ROWS if rows <= longest] or [TIMED_ROWS[0]]
     copies = max(2, -(-_BYTES_TO_LEAVE_THE_CACHE // (shape[0] * shape[1] * dtype.itemsize)))
     # One block serves both layouts; the numbers in it do not matter to the time.
-    memory = torch.randn((copies, shape[0], shape[1]), dtype=dtype, device=measured.device) * shape[1] ** -0.5
+    memory = torch.randn((copies, shape[0], shape[1]), dtype=dtype, device=measured.device).mul_(shape[1] ** -0.5)
     weights = {"stored": memory, "transposed": memory.view(copies, shape[1], shape[0])}
     ours = {str(plan): plan for plan in skinny_plans(shape, summed=summed)} if dtype.itemsize == 2 else {}
     best: dict[str, list[tuple[float, Way]]] = {layout: [] for layout in LAYOUTS}
