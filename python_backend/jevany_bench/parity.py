@@ -12,7 +12,7 @@ from jevany_backend.checkpoint.plan import build_model
 from jevany_backend.engine.families.qwen3_5 import Qwen35
 from jevany_backend.engine.graphs import CudaGraphs, Executor, GraphEngine, Grid, NoGraphs
 from jevany_backend.engine.measured import Measured
-from jevany_backend.engine.reference import UnmaskedTransformers
+from jevany_backend.engine.reference import UnmaskedTransformers, own_kernels
 from jevany_backend.readout import PointerReadout
 from jevany_bench.panel import Request, synthetic_row
 
@@ -35,10 +35,12 @@ def error_against_float32(
         Length -> the error of ``ours`` and of ``transformers`` (its kernels, as installed), both in `dtype`, relative
         to the norm of float32 transformers' states; ``ratio`` is over all lengths.
     """
+    torch.backends.cudnn.allow_tf32 = False
     model = _small(config, dtype, device)
     rows = {length: torch.randint(0, config.vocab_size, (length,), device=device) for length in lengths}
     exact_model = copy.deepcopy(model).float()
-    exact = {n: UnmaskedTransformers(exact_model)(ids, torch.arange(n, device=device)) for n, ids in rows.items()}
+    with own_kernels(exact_model):  # Others multiply in TF32.
+        exact = {n: UnmaskedTransformers(exact_model)(ids, torch.arange(n, device=device)) for n, ids in rows.items()}
     del exact_model
     theirs = {n: UnmaskedTransformers(model)(ids, torch.arange(n, device=device)) for n, ids in rows.items()}
     forward = Qwen35(model, Measured(device), max(lengths), fused=device.type == "cuda")

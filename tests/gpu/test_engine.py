@@ -12,7 +12,7 @@ from jevany_backend.engine.families.qwen3_5 import Qwen35
 from jevany_backend.engine.graphs import CudaGraphs, GraphEngine, Grid, NoGraphs
 from jevany_backend.engine.measured import Measured
 from jevany_backend.engine.modes import MODES, build_engine
-from jevany_backend.engine.reference import ReferenceEngine
+from jevany_backend.engine.reference import ReferenceEngine, own_kernels
 from jevany_backend.readout import PointerReadout
 from tests.unit.test_graphs import row
 from tests.unit.test_qwen3_5 import small_model
@@ -90,7 +90,8 @@ def test_the_same_request_gives_the_same_bits_a_thousand_times(forward: Qwen35) 
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_answers_as_float32_transformers(mode: str) -> None:
     readout = _readout()
-    exact = ReferenceEngine(small_model(torch.bfloat16, **SHAPE).float(), readout).probabilities(row(100))
+    exact_model = small_model(torch.bfloat16, **SHAPE).float()
+    exact = ReferenceEngine(exact_model, readout, gpu_kernels=False).probabilities(row(100))
     engine = build_engine(mode, small_model(torch.bfloat16, **SHAPE), readout, longest=300)
     assert np.abs(engine.probabilities(row(100)) - exact).max() < 0.1
 
@@ -107,7 +108,9 @@ def test_bfloat16_errs_no_more_than_transformers() -> None:
             return model(input_ids=ids[None], use_cache=False).last_hidden_state[0].float()
 
         theirs.append(states(model))
-        exact = states(small_model(torch.bfloat16, seed=seed, **SHAPE).float())
+        exact_model = small_model(torch.bfloat16, seed=seed, **SHAPE).float()
+        with own_kernels(exact_model):
+            exact = states(exact_model)
         theirs[-1] = (theirs[-1] - exact).norm() / exact.norm()
         forward = Qwen35(model, Measured(torch.device("cuda", 0)), 256, fused=True)
         ours.append((forward(ids, reads).float() - exact).norm() / exact.norm())

@@ -52,7 +52,7 @@ class ReferenceEngine:
         ids = torch.tensor([row.ids], device=self.device)
         with contextlib.ExitStack() as stack:
             if not self.gpu_kernels:
-                stack.enter_context(_slow_kernels(self.model))
+                stack.enter_context(own_kernels(self.model))
             if not self.fused_attention:
                 stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             hidden = self.model(input_ids=ids, use_cache=False).last_hidden_state[0]
@@ -108,8 +108,12 @@ _REPLACEABLE = ("torch_chunk_gated_delta_rule", "causal_conv1d_fn")
 
 
 @contextlib.contextmanager
-def _slow_kernels(model: PreTrainedModel) -> Iterator[None]:
-    """Let a model's family run transformers' own slow kernels, whatever it has found."""
+def own_kernels(model: PreTrainedModel) -> Iterator[None]:
+    """Let a model's family run transformers' own kernels, whatever it has found: slow, and in float32 exact.
+
+    Args:
+        model: A text decoder.
+    """
     family = sys.modules[type(model).__module__]
     found = {name: getattr(family, name) for name in _REPLACEABLE if hasattr(family, name)}
     try:
