@@ -13,7 +13,7 @@ from jevany_backend.engine import measured as module
 from jevany_backend.engine.delta_choice import DeltaRule
 from jevany_backend.engine.kernels.delta_inputs import DeltaShape
 from jevany_backend.engine.kernels.skinny_product import skinny_plans
-from jevany_backend.engine.measured import Measured, Times, fastest
+from jevany_backend.engine.measured import Measured, Times, agree, fastest
 from jevany_backend.engine.packed import LAYOUTS, LIBRARIES, ProductPlan, plan_product
 
 CPU = torch.device("cpu")
@@ -79,6 +79,27 @@ def test_nothing_is_measured_on_a_cpu() -> None:
     assert Measured(CPU).compare("which?", {"a": lambda _: pytest.fail("ran")}) == {}
 
 
+def test_what_computes_something_else_is_not_the_fastest(caplog: pytest.LogCaptureFixture) -> None:
+    asked: list[str] = []
+
+    def is_right(name: str) -> bool:
+        asked.append(name)
+        return name != "a"
+
+    assert fastest({"b": 2.0, "a": 1.0, "c": 3.0}, is_right) == "b"
+    assert asked == ["a", "b"]
+    assert "a computes something else" in caplog.text
+    assert fastest({"a": 1.0}, is_right) is None
+
+
+def test_agree() -> None:
+    one = torch.randn(50, dtype=torch.bfloat16)
+    assert agree(one, one.float() * 1.001)
+    assert not agree(one, one * 1.1)
+    assert not agree(one * torch.nan, one)
+    assert not agree(one, one * torch.nan)
+
+
 def test_fastest() -> None:
     assert fastest({"a": 2.0, "b": None, "c": 1.0}) == "c"
     assert fastest({"a": None}) is None
@@ -136,13 +157,17 @@ def test_our_kernel_is_taken_where_it_is_faster_and_there_are_few_rows(monkeypat
 
 def test_the_delta_rule_takes_the_fastest_for_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jevany_backend.engine.delta_choice._example", lambda *_: None)
+    wrong: set[str] = set()
+    monkeypatch.setattr(DeltaRule, "_is_right", lambda _, inputs, name: name not in wrong)
     rule = DeltaRule(Measured(CPU), DeltaShape(1, 16, 2, 16), torch.float32, 128)
     first, second = list(rule.candidates)[:2]
     assert rule.name(10) == rule.name(4096) == first
-    rule = DeltaRule(
-        _Told({first: 2.0, second: 3.0, f"96 {second}": 1.0}), DeltaShape(1, 16, 2, 16), torch.float32, 128
-    )
+    told = _Told({first: 2.0, second: 3.0, f"96 {second}": 1.0})
+    rule = DeltaRule(told, DeltaShape(1, 16, 2, 16), torch.float32, 128)
     assert [rule.name(rows) for rows in (1, 64, 65, 96, 97, 128, 5000)] == [
         *(first, first, second, second, first, first, first)
     ]
     assert str(rule) == f"{first} (3 of 4 lengths), {second} (1 of 4 lengths)"
+    wrong.add(second)
+    rule = DeltaRule(told, DeltaShape(1, 16, 2, 16), torch.float32, 128)
+    assert rule.name(96) == first

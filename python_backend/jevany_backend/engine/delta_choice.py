@@ -10,9 +10,9 @@ from functools import partial
 import torch
 
 from jevany_backend.engine.kernels.delta_inputs import DeltaInputs, DeltaShape
-from jevany_backend.engine.kernels.delta_rule import PLANS, delta_rule
+from jevany_backend.engine.kernels.delta_rule import PLANS, delta_rule, delta_rule_twin
 from jevany_backend.engine.kernels.fla_delta_rule import fla_delta_rule, fla_is_installed
-from jevany_backend.engine.measured import Measured, fastest
+from jevany_backend.engine.measured import Measured, agree, fastest
 
 FLA = "flash-linear-attention"
 TIMED_ROWS = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
@@ -47,10 +47,13 @@ class DeltaRule:
                 key: (lambda _, function=function, inputs=inputs: function(inputs))
                 for key, function in self.candidates.items()
             }
-            best = fastest(measured.compare(name, candidates))
+            best = fastest(measured.compare(name, candidates), partial(self._is_right, inputs))
             if best is None:
                 raise RuntimeError("no implementation of the delta rule runs on this GPU")
             self.names.append(best)
+
+    def _is_right(self, inputs: DeltaInputs, name: str) -> bool:
+        return agree(self.candidates[name](inputs), delta_rule_twin(inputs))
 
     def __call__(self, inputs: DeltaInputs) -> torch.Tensor:
         """Run the rule; see `kernels.delta_rule.delta_rule_twin`."""

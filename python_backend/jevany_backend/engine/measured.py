@@ -20,6 +20,7 @@ Times = dict[str, float | None]
 _SECONDS_A_REPLAY = 300e-6
 _REPLAYS = 3
 _MAX_RUNS = 24
+_ROUNDING = 0.02  # Some steps of bfloat16.
 
 
 class Measured:
@@ -82,10 +83,24 @@ class Measured:
             return {}
 
 
-def fastest(times: Times) -> str | None:
-    """Return the name of the least time; None where nothing could be timed."""
-    ran = {name: time for name, time in times.items() if time is not None}
-    return min(ran, key=ran.__getitem__) if ran else None
+def fastest(times: Times, is_right: Callable[[str], bool] = lambda _: True) -> str | None:
+    """Return the name of the least time whose result is right; None where there is none.
+
+    Args:
+        times: As `Measured.compare` returns them.
+        is_right: Whether a candidate computes what it should; asked in order of time, until one does.
+    """
+    ran = sorted((time, name) for name, time in times.items() if time is not None)
+    for _, name in ran:
+        if is_right(name):
+            return name
+        log.error("%s computes something else on this GPU, and is left out", name)
+    return None
+
+
+def agree(ours: torch.Tensor, twin: torch.Tensor) -> bool:
+    """Return whether two results differ by rounding alone, as a norm; what is not finite does not agree."""
+    return bool((ours.float() - twin.float()).norm() <= _ROUNDING * twin.float().norm())
 
 
 def describe_gpu(device: torch.device) -> dict[str, str]:

@@ -12,6 +12,7 @@ import bisect
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -20,7 +21,7 @@ from torch.nn import functional
 
 from jevany_backend.engine.kernels.add_rms_norm import add_rms_norm
 from jevany_backend.engine.kernels.skinny_product import MAX_ROWS, SkinnyPlan, skinny_plans, skinny_product
-from jevany_backend.engine.measured import Measured, fastest
+from jevany_backend.engine.measured import Measured, agree, fastest
 
 LAYOUTS = ("stored", "transposed")
 LIBRARIES = ("cublas", "cublaslt")
@@ -132,35 +133,15 @@ def plan_product(
     counts = [rows for rows in TIMED_ROWS if rows <= longest] or [TIMED_ROWS[0]]
     copies = max(2, -(-_BYTES_TO_LEAVE_THE_CACHE // (shape[0] * shape[1] * dtype.itemsize)))
     # One block serves both layouts; the numbers in it do not matter to the time.
-    memory = torch.randn((copies, shape[0], shape[1]), dtype=dtype, device=measured.device).mul_(shape[1] ** -0.5)
-    weights = {"stored": memory, "transposed": memory.view(copies, shape[1], shape[0])}
-    ours = {str(plan): plan for plan in skinny_plans(shape, summed=summed)} if dtype.itemsize == 2 else {}
+    memory = torch.randn((copies, *shape), dtype=dtype, device=measured.device).mul_(shape[1] ** -0.5)
     best: dict[str, list[tuple[float, Way]]] = {layout: [] for layout in LAYOUTS}
     for count in counts:
-        rows = torch.randn(count, shape[1], dtype=dtype, device=measured.device)
-        stream = torch.randn(count, shape[0], dtype=dtype, device=measured.device)
-
-        def multiplying(
-            layout: str, way: Way, rows: torch.Tensor = rows, stream: torch.Tensor = stream
-        ) -> Callable[[int], torch.Tensor]:
-            def run(index: int) -> torch.Tensor:
-                product = multiply(rows, weights[layout][index % copies], layout == "transposed", way)
-                return add_rms_norm(stream, product, stream[0], 1e-6) if summed else product
-
-            return run
-
-        ways: dict[str, dict[str, Way]] = {layout: {name: name for name in LIBRARIES} for layout in LAYOUTS}
-        if count <= MAX_ROWS:
-            ways["stored"] |= ours
-        name = f"product of {count} rows with {shape[0]} x {shape[1]}, {str(dtype).removeprefix('torch.')}"
-        candidates = {
-            f"{layout} {key}": multiplying(layout, way) for layout in LAYOUTS for key, way in ways[layout].items()
-        }
-        times = measured.compare(f"{name}, added up and normed" if summed else name, candidates)
-        for layout in LAYOUTS:
-            of_layout = {key: times[f"{layout} {key}"] for key in ways[layout]}
-            fast = fastest(of_layout) or "cublas"
-            best[layout].append((of_layout[fast] or float("inf"), ways[layout][fast]))
+        trial = _Trial(memory, count, summed)
+        times = measured.compare(trial.name, trial.candidates())
+        for layout, ways in trial.ways.items():
+            of_layout = {key: times[f"{layout} {key}"] for key in ways}
+            key = fastest(of_layout, partial(trial.is_right, layout)) or "cublas"
+            best[layout].append((of_layout[key] or float("inf"), ways[key]))
     # What each layout costs over the better one, at every number of rows alike: the grid is as dense where rows are.
     floor = [min(best[layout][at][0] for layout in LAYOUTS) for at in range(len(counts))]
     cost = {
@@ -168,3 +149,42 @@ def plan_product(
     }
     layout = min(LAYOUTS, key=cost.__getitem__)
     return ProductPlan(layout == "transposed", tuple(counts), tuple(way for _, way in best[layout]))
+
+
+class _Trial:
+    """One number of rows with weights of one shape, in every way there is."""
+
+    def __init__(self, memory: torch.Tensor, count: int, summed: bool) -> None:
+        copies, outputs, inputs = memory.shape
+        self.weights = {"stored": memory, "transposed": memory.view(copies, inputs, outputs)}
+        self.rows = torch.randn(count, inputs, dtype=memory.dtype, device=memory.device)
+        self.stream = torch.randn(count, outputs, dtype=memory.dtype, device=memory.device)
+        self.summed = summed
+        self.ways: dict[str, dict[str, Way]] = {layout: {name: name for name in LIBRARIES} for layout in LAYOUTS}
+        if count <= MAX_ROWS and memory.element_size() == 2:
+            self.ways["stored"] |= {str(plan): plan for plan in skinny_plans((outputs, inputs), summed=summed)}
+        dtype = str(memory.dtype).removeprefix("torch.")
+        self.name = f"product of {count} rows with {outputs} x {inputs}, {dtype}"
+        self.name += ", added up and normed" if summed else ""
+
+    def candidates(self) -> dict[str, Callable[[int], torch.Tensor]]:
+        return {
+            f"{layout} {key}": partial(self._run, layout, way)
+            for layout, ways in self.ways.items()
+            for key, way in ways.items()
+        }
+
+    def is_right(self, layout: str, key: str) -> bool:
+        way = self.ways[layout][key]
+        if isinstance(way, str):
+            return True
+        product = self._multiply(layout, way, 0)
+        return agree(product if way.parts == 1 else product.sum(0), self._multiply(layout, "cublas", 0))
+
+    def _run(self, layout: str, way: Way, index: int) -> torch.Tensor:
+        product = self._multiply(layout, way, index)
+        return add_rms_norm(self.stream, product, self.stream[0], 1e-6) if self.summed else product
+
+    def _multiply(self, layout: str, way: Way, index: int) -> torch.Tensor:
+        weights = self.weights[layout]
+        return multiply(self.rows, weights[index % len(weights)], layout == "transposed", way)
