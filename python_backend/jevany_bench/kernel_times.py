@@ -12,29 +12,58 @@ from jevany_backend.engine.kernels.delta_inputs import DeltaShape
 from jevany_backend.engine.kernels.qk_norm_rotary import AttentionShape
 from jevany_backend.engine.measured import Measured
 
+_REPEATS = 5
+
 
 def time_kernels(
     config: Any, dtype: torch.dtype, device: torch.device, lengths: Sequence[int]
 ) -> dict[str, dict[str, dict[str, float | None]]]:
-    """Time the kernels of the Qwen3.5 family.
+    """Time the kernels of the Qwen3.5 family, and hold their results against their twins'.
 
     Args:
         config: The text decoder's configuration.
         dtype: What it is served in.
-        device: A GPU; on a CPU there is nothing to time.
+        device: A GPU.
         lengths: Tokens of a row.
 
     Returns:
-        Kernel -> length -> microseconds of ``fused`` and ``twin``.
+        Kernel -> length -> microseconds of ``fused`` in a graph and of ``twin`` without one, and ``difference``, the
+        largest of their results' relative to the twin's norm.
     """
     measured = Measured(device)
     measured.times = {}
     found: dict[str, dict[str, dict[str, float | None]]] = {}
     for length in lengths:
         for name, (fused, twin) in _calls(config, dtype, device, length).items():
-            times = measured.compare(f"{name} {length}", {"fused": fused, "twin": twin})
-            found.setdefault(name, {})[str(length)] = dict(times)
+            times = measured.compare(f"{name} {length}", {"fused": fused})
+            found.setdefault(name, {})[str(length)] = {
+                "difference": max(map(_difference, _tensors(fused(0)), _tensors(twin(0)))),
+                "fused": times["fused"],
+                "twin": _microseconds(twin),
+            }
     return found
+
+
+def _tensors(result: Any) -> list[torch.Tensor]:
+    if isinstance(result, torch.Tensor):
+        return [result]
+    return list(result if isinstance(result, tuple) else vars(result).values())
+
+
+def _difference(ours: torch.Tensor, twin: torch.Tensor) -> float:
+    return float((ours.float() - twin.float()).norm() / twin.float().norm().clamp(min=1e-30))
+
+
+def _microseconds(run: Callable[[int], object]) -> float:
+    times = []
+    for index in range(_REPEATS):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        run(index)
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3)
+    return min(times)
 
 
 def _calls(
@@ -68,7 +97,8 @@ def _calls(
         return (lambda _: run(FUSED)), (lambda _: run(TWINS))
 
     return {
-        "add_rms_norm": both(lambda kernels: kernels.add_rms_norm(stream, update, width, 1e-6)),
+        # The stream would grow with every run.
+        "add_rms_norm": both(lambda kernels: kernels.add_rms_norm(stream.clone(), update, width, 1e-6)),
         "swiglu": both(lambda kernels: kernels.swiglu(gate_up)),
         "qk_norm_rotary": both(
             lambda kernels: kernels.qk_norm_rotary(packed, attention, head, head, angles, angles, None, 1e-6)

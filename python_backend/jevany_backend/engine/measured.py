@@ -134,9 +134,11 @@ def _time(run: Callable[[int], object]) -> float | None:
         with torch.cuda.stream(stream):
             run(0)
             graph.capture_begin(capture_error_mode="thread_local")
-            for index in range(runs):
-                run(index)
-            graph.capture_end()
+            try:
+                for index in range(runs):
+                    run(index)
+            finally:
+                graph.capture_end()
             graph.replay()
             best = min(_elapsed(graph.replay) for _ in range(_REPLAYS))
         return best / runs * 1e6
