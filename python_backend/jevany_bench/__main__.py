@@ -213,6 +213,9 @@ class _Run:
             first = engine.probabilities(row)
             same = sum(np.array_equal(first, engine.probabilities(row)) for _ in range(self.options.repeats_of_one))
             entry["same_bits"] = {"repeats": self.options.repeats_of_one, "same": same}
+            entry["host_milliseconds"] = _median_ms(lambda: engine.probabilities(row)) - _median_ms(
+                lambda: engine.replay(len(row.ids))
+            )
         from jevany_bench.kernel_profile import profile_row
 
         for length in self.options.profile:
@@ -234,6 +237,15 @@ class _Options:
 
     def __init__(self, count: int) -> None:
         self.option_texts = [""] * count
+
+
+def _median_ms(run: Callable[[], object], repeats: int = 50) -> float:
+    times = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        run()
+        times.append((time.perf_counter() - begin) * 1e3)
+    return float(np.median(times))
 
 
 def _choices(engine: GraphEngine) -> dict[str, Any]:

@@ -109,6 +109,7 @@ def test_a_whole_run_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert engine["counters"]["captures_after_ready"] == 0
     assert engine["counters"]["replays"] == 9
     assert engine["same_bits"] == {"repeats": 3, "same": 3}
+    assert "host_milliseconds" in engine
     assert engine["against_first"]["argmax_changes"] == 0
     assert engine["against_first"]["largest_probability_change"] < 1e-4
     assert "| engine | 8 |" in capsys.readouterr().out

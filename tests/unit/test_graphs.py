@@ -133,6 +133,9 @@ def test_the_longest_bucket_is_captured_first_and_no_longer_one_than_needed(mode
     seen: list[int] = []
 
     class Recorder(NoGraphs):
+        def warm(self, function: Callable[[], None]) -> None:
+            function()
+
         def capture(self, function: Callable[[], None]) -> Callable[[], None]:
             function()
             seen.append(len(lengths))

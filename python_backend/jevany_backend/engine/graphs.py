@@ -169,8 +169,7 @@ class NoGraphs:
         self.device = device
 
     def warm(self, function: Callable[[], None]) -> None:
-        """Run a function once."""
-        function()
+        """Do nothing: what is compiled at first sight is compiled then."""
 
     def capture(self, function: Callable[[], None]) -> Callable[[], None]:
         """Return the function."""
@@ -296,6 +295,11 @@ class GraphEngine:
         hidden = self._run(row).hidden
         assert hidden is not None  # Every run leaves it.
         return hidden[: 1 + len(row.option_ends)].clone()
+
+    @torch.inference_mode()
+    def replay(self, tokens: int) -> None:
+        """Replay the graph for a row of so many tokens, on what was last put in: a call without the host's part."""
+        self.executor.run(self._replays[self.grid.length(tokens)])
 
     def _run(self, row: Row) -> _Buffers:
         tokens, reads = len(row.ids), 1 + len(row.option_ends)
