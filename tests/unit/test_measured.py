@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import triton
 
 from jevany_backend.engine import measured as module
 from jevany_backend.engine.delta_choice import DeltaRule
-from jevany_backend.engine.kernels.delta_inputs import DeltaShape
+from jevany_backend.engine.kernels.delta_inputs import DeltaInputs, DeltaShape
+from jevany_backend.engine.kernels.fla_delta_rule import fla_delta_rule
 from jevany_backend.engine.kernels.skinny_product import skinny_plans
 from jevany_backend.engine.measured import Measured, Times, agree, fastest
 from jevany_backend.engine.packed import LAYOUTS, LIBRARIES, ProductPlan, plan_product
@@ -57,6 +62,17 @@ def test_another_machine_measures_for_itself(tmp_path: Path, gpu: list[Any], mon
     first.keep()
     monkeypatch.setattr(module, "describe_gpu", lambda device: {"gpu": "one", "driver": "2"})
     assert Measured(torch.device("cuda"), tmp_path).times == {}
+
+
+def test_a_machine_is_known_by_its_versions_and_our_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
+    machine = module.describe_gpu(torch.device("cuda"))
+    assert {"gpu", "driver", "cuda", "torch", "triton", "flash-linear-attention", "kernels"} <= machine.keys()
+    assert machine["triton"] == triton.__version__
+    (tmp_path / "one.py").write_text("1")
+    before = module._source_hash(tmp_path)
+    (tmp_path / "one.py").write_text("2")
+    assert module._source_hash(tmp_path) != before
 
 
 def test_a_broken_file_is_measured_anew(tmp_path: Path, gpu: list[Any]) -> None:
@@ -117,6 +133,25 @@ class _Told(Measured):
     def compare(self, question: str, candidates: Mapping[str, Callable[[int], object]]) -> Times:
         rows = question.split(" of ")[1].split()[0]
         return {name: self.told.get(f"{rows} {name}", self.told.get(name)) for name in candidates}
+
+
+def test_fla_runs_with_and_without_what_it_hands_over_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str | None] = []
+
+    def rule(q: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None]:
+        seen.append(os.environ.get("FLA_FLASH_QLA"))
+        return q, None
+
+    module = types.ModuleType("fla.ops.gated_delta_rule")
+    module.chunk_gated_delta_rule = rule  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "fla.ops.gated_delta_rule", module)
+    for name in ("fla", "fla.ops"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setenv("FLA_FLASH_QLA", "mine")
+    inputs = DeltaInputs(*(torch.ones(3, 1, 16) for _ in range(3)), *(torch.ones(3, 1) for _ in range(2)))
+    for flash_qla in (True, False):
+        assert torch.equal(fla_delta_rule(inputs, flash_qla=flash_qla), inputs.queries)
+    assert [*seen, os.environ["FLA_FLASH_QLA"]] == ["1", "0", "mine"]
 
 
 def _on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

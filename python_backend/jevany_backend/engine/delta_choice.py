@@ -11,10 +11,9 @@ import torch
 
 from jevany_backend.engine.kernels.delta_inputs import DeltaInputs, DeltaShape
 from jevany_backend.engine.kernels.delta_rule import PLANS, delta_rule, delta_rule_twin
-from jevany_backend.engine.kernels.fla_delta_rule import fla_delta_rule, fla_is_installed
+from jevany_backend.engine.kernels.fla_delta_rule import fla_delta_rule, installed
 from jevany_backend.engine.measured import Measured, agree, fastest
 
-FLA = "flash-linear-attention"
 TIMED_ROWS = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
 
 
@@ -36,8 +35,8 @@ class DeltaRule:
         self.names: list[str] = [str(PLANS[0])]
         if measured.device.type != "cuda":
             return
-        if fla_is_installed():
-            self.candidates[FLA] = fla_delta_rule
+        for name, flash_qla in installed().items():
+            self.candidates[name] = partial(fla_delta_rule, flash_qla=flash_qla)
         self.rows = [rows for rows in TIMED_ROWS if rows <= longest] or [TIMED_ROWS[0]]
         self.names = []
         for rows in self.rows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.metadata
 import json
 import logging
 import os
@@ -104,17 +105,28 @@ def agree(ours: torch.Tensor, twin: torch.Tensor) -> bool:
 
 
 def describe_gpu(device: torch.device) -> dict[str, str]:
-    """Return what times depend on: the GPU, its driver and the versions of the libraries that compute."""
-    import triton
-
+    """Return what times depend on: the GPU, its driver, the libraries that compute, and our own kernels."""
     driver = Path("/proc/driver/nvidia/version")
     return {
         "gpu": torch.cuda.get_device_name(device),
         "driver": driver.read_text().splitlines()[0] if driver.is_file() else "unknown",
         "cuda": str(torch.version.cuda),
         "torch": torch.__version__,
-        "triton": triton.__version__,
+        **{package: _version(package) for package in ("triton", "flash-linear-attention", "flash-qla")},
+        "kernels": _source_hash(Path(__file__).parent / "kernels"),
     }
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+def _source_hash(directory: Path) -> str:
+    sources = b"".join(path.read_bytes() for path in sorted(directory.glob("*.py")))
+    return hashlib.sha256(sources).hexdigest()[:16]
 
 
 def _cache_directory() -> Path:
