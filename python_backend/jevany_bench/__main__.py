@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import logging
 import sys
@@ -107,11 +108,12 @@ class _Run:
         """Run every part; return whether all modes gave samples."""
         config = self.candidate.files.config
         ours = config.model_type == _OUR_FAMILY and "engine" in self.modes
-        if ours and self.options.parity:
-            self._part("parity", self._parity)
+        # What has the least behind it comes first: an error on the GPU may end everything that would come after it.
+        self._part("model", self._modes)
         if ours and self.device.type == "cuda":
             self._part("kernel_times", self._kernel_times)
-        self._part("model", self._modes)
+        if ours and self.options.parity:
+            self._part("parity", self._parity)
         return not self.result["errors"] and all(e.get("summary") for e in self.result["modes"].values())
 
     def _part(self, name: str, part: Callable[[], None]) -> None:
@@ -120,10 +122,11 @@ class _Run:
         except Exception as error:  # Whatever it is, the other parts are worth having.
             traceback.print_exc()
             self.result["errors"][name] = f"{type(error).__name__}: {first_line(error)}"
+        report.write(self.result, self.path)
         gc.collect()
         if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        report.write(self.result, self.path)
+            with contextlib.suppress(RuntimeError):  # After an error on the GPU there is nothing to give back.
+                torch.cuda.empty_cache()
 
     def _parity(self) -> None:
         from jevany_bench.parity import bucket_edges, error_against_float32

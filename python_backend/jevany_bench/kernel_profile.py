@@ -21,7 +21,10 @@ _CLASSES = (
     ),
     ("convolution and gates", ("causal_conv1d", "conv1d", "_delta_inputs")),
     ("attention", ("flash", "fmha", "attention", "softmax_warp")),
-    ("products", ("gemm", "nvjet", "cutlass", "xmma", "splitk", "cublas", "gemv", "aten::mm", "aten::addmm")),
+    (
+        "products",
+        ("_skinny_product", "gemm", "nvjet", "cutlass", "xmma", "splitk", "cublas", "gemv", "aten::mm", "aten::addmm"),
+    ),
     ("norms", ("rms_norm", "layer_norm", "l2norm")),
     ("swiglu", ("_swiglu",)),
     ("rotary and gates of attention", ("_qk_norm_rotary", "_sigmoid_gate")),

@@ -31,10 +31,6 @@ work = [
     ("add_rms_norm", "_add_rms_norm", dict(residual=HALF, delta=HALF, weight=HALF, normed=HALF, width=WHOLE, eps=REAL),
      dict(PARTS=8, BLOCK=8192), 16, 3),
     ("swiglu", "_swiglu", dict(gate_up=HALF, out=HALF, width=WHOLE), dict(BLOCK=1024), 4, 3),
-    ("qk_norm_rotary", "_qk_norm_rotary",
-     dict(packed=HALF, query_weight=HALF, key_weight=HALF, cosine=SINGLE, sine=SINGLE, positions="*i32", queries=HALF,
-          keys=HALF, stride=WHOLE, eps=REAL),
-     dict(QUERIES=24, KEYS=4, WIDTH=256, HALF=32, POSITIONS=True, HEADS=4, BLOCK=256), 4, 3),
     ("sigmoid_gate", "_sigmoid_gate",
      dict(attended=HALF, packed=HALF, out=HALF, attended_stride=WHOLE, head_stride=WHOLE, packed_stride=WHOLE),
      dict(COLUMNS=6144, WIDTH=256, BLOCK=1024), 4, 3),
@@ -45,6 +41,12 @@ work = [
           step=SINGLE, rows=WHOLE, stride=WHOLE),
      dict(KEYS=16, KEY_WIDTH=128, VALUES=48, VALUE_WIDTH=128, TAPS=4, EPS=1e-6, TOKENS=16, BLOCK=128, GATES=64), 4, 3),
 ]
+for queries, keys, placed in ((24, 4, False), (16, 4, False), (0, 4, False), (24, 0, True)):
+    work.append((
+        "qk_norm_rotary", "_qk_norm_rotary",
+        dict(packed=HALF, query_weight=HALF, key_weight=HALF, cosine=SINGLE, sine=SINGLE, positions="*i32",
+             queries=HALF, keys=HALF, stride=WHOLE, eps=REAL),
+        dict(QUERIES=queries, KEYS=keys, WIDTH=256, HALF=32, POSITIONS=placed, HEADS=4, BLOCK=256), 4, 3))
 for plan in PLANS:
     system = dict(KEY_WIDTH=128, CHUNK=plan.chunk, BASE=plan.base,
                   DOUBLINGS=(plan.chunk // plan.base).bit_length() - 1, PRECISION="tf32")

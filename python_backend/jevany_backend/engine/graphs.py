@@ -176,8 +176,10 @@ class NoGraphs:
         return function
 
     def run(self, function: Callable[[], None]) -> None:
-        """Run a function."""
+        """Run a function, and wait where a GPU runs it."""
         function()
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
 
 
 class _Buffers:
