@@ -38,7 +38,8 @@ class SkinnyPlan:
 
 # Outputs, inputs, stages, warps: with 128 rows, 96 to 192 KB of an SM's shared memory, so one program or two at once.
 _TILES = ((64, 64, 4, 4), (64, 128, 4, 4), (128, 64, 5, 8), (128, 64, 3, 4), (256, 64, 4, 8))
-_PARTS = (2, 4, 8)
+# Their number decides whether the last programs to start are many or a few that everything waits for.
+_PARTS = (2, 3, 4, 6, 8)
 
 
 def skinny_plans(shape: tuple[int, int], *, summed: bool) -> list[SkinnyPlan]:
