@@ -258,6 +258,7 @@ def _choices(engine: GraphEngine) -> dict[str, Any]:
         return {}
     rule = forward.delta_rule
     return {
+        "launched_early": forward.early,
         "delta_rule": dict(zip(map(str, rule.rows), rule.names, strict=True)),
         "products": {
             f"{inputs} -> {outputs}": {

@@ -62,17 +62,26 @@ for tile, block, stages, warps in _TILES:
             constants = dict(ROWS=rows, OUTPUTS=tile, INPUTS=block, PRECISION="ieee")
             work.append(("skinny_product", "_skinny_product", types, constants, warps, stages))
 
-found = {}
-for file, name, types, constants, warps, stages in work:
+capability = int(sys.argv[1])
+both = [(early, *one) for one in work for early in ((False, True) if capability >= 90 and "EARLY" in
+        getattr(import_module("jevany_backend.engine.kernels." + one[0]), one[1]).arg_names else (False,))]
+found, unsafe = {}, []
+for early, file, name, types, constants, warps, stages in both:
     kernel = getattr(import_module("jevany_backend.engine.kernels." + file), name)
     order = kernel.arg_names
     signature = {argument: types.get(argument, "constexpr") for argument in order}
     aligned = {(order.index(a),): [["tt.divisibility", 16]] for a, t in types.items() if t == WHOLE or t[0] == "*"}
+    constants = constants | ({"EARLY": early} if "EARLY" in order else {})
     source = ASTSource(kernel, signature, {(order.index(a),): value for a, value in constants.items()}, aligned)
-    target = GPUTarget("cuda", int(sys.argv[1]), 32)
-    compiled = triton.compile(source, target=target, options={"num_warps": warps, "num_stages": stages})
+    target = GPUTarget("cuda", capability, 32)
+    options = {"num_warps": warps, "num_stages": stages, "launch_pdl": early}
+    compiled = triton.compile(source, target=target, options=options)
     found[f"{name} {constants}"] = compiled.metadata.shared
-print(json.dumps(found))
+    ptx = compiled.asm["ptx"]
+    accesses = [ptx.find(word) for word in ("ld.global", "st.global", "cp.async.c") if word in ptx]
+    if ("griddepcontrol.wait" in ptx) != early or (early and ptx.index("griddepcontrol.wait") > min(accesses)):
+        unsafe.append(name)
+print(json.dumps({"shared": found, "unsafe": unsafe}))
 """
 
 
@@ -83,7 +92,10 @@ def test_kernels_compile_and_fit(capability: int) -> None:
         [sys.executable, "-c", _COMPILE, str(capability)], env=environment, capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stderr[-2000:]
-    found = json.loads(result.stdout)
+    result_of = json.loads(result.stdout)
+    # A kernel that is launched early touches no memory before the one in front of it has ended.
+    assert result_of["unsafe"] == []
+    found = result_of["shared"]
     assert len(found) > 12
     too_large = {kernel: shared for kernel, shared in found.items() if shared > SHARED_BYTES[capability]}
     assert not too_large

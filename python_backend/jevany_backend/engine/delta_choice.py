@@ -25,11 +25,19 @@ class DeltaRule:
         shape: The layers' shape.
         dtype: What the model is served in.
         longest: The longest row.
+        ours: Our kernels' way in, `kernels.delta_rule.delta_rule` as it is or launched early.
     """
 
-    def __init__(self, measured: Measured, shape: DeltaShape, dtype: torch.dtype, longest: int) -> None:
+    def __init__(
+        self,
+        measured: Measured,
+        shape: DeltaShape,
+        dtype: torch.dtype,
+        longest: int,
+        ours: Callable[..., torch.Tensor] = delta_rule,
+    ) -> None:
         self.candidates: dict[str, Callable[[DeltaInputs], torch.Tensor]] = {
-            str(plan): partial(delta_rule, plan=plan) for plan in PLANS
+            str(plan): partial(ours, plan=plan) for plan in PLANS
         }
         self.rows: list[int] = [1]
         self.names: list[str] = [str(PLANS[0])]
@@ -41,7 +49,8 @@ class DeltaRule:
         self.names = []
         for rows in self.rows:
             inputs = _example(rows, shape, dtype, measured.device)
-            name = f"delta rule of {rows} rows, {shape}, {str(dtype).removeprefix('torch.')}"
+            early = ", launched early" if ours is not delta_rule else ""
+            name = f"delta rule{early} of {rows} rows, {shape}, {str(dtype).removeprefix('torch.')}"
             candidates = {
                 key: (lambda _, function=function, inputs=inputs: function(inputs))
                 for key, function in self.candidates.items()

@@ -135,6 +135,7 @@ def _log_choices(forward: Qwen35, measured: Measured) -> None:
         log.info("plain PyTorch twins in place of fused kernels")
         return
     log.info("%d times measured now, %d known", measured.measured_now, sum(map(len, measured.times.values())))
+    log.info("fused kernels launched %s", "early" if forward.early else "one after another")
     log.info("delta rule: %s", forward.delta_rule)
     for (outputs, inputs), plan in forward.plans.items():
         libraries = ", ".join(f"{name} ({count})" for name, count in Counter(map(str, plan.ways)).items())

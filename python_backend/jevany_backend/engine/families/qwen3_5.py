@@ -9,6 +9,7 @@ full attention, w their width; R the rows that are read.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from jevany_backend.engine.delta_choice import DeltaRule
-from jevany_backend.engine.kernels import FUSED, TWINS, Kernels
+from jevany_backend.engine.early_choice import choose_launch
+from jevany_backend.engine.kernels import TWINS
 from jevany_backend.engine.kernels.delta_inputs import DeltaShape
 from jevany_backend.engine.kernels.qk_norm_rotary import AttentionShape
 from jevany_backend.engine.measured import Measured
@@ -118,8 +120,12 @@ class Qwen35:
         )
         self.attention = AttentionShape(config.num_attention_heads, config.num_key_value_heads, config.head_dim)
         dtype = model.get_input_embeddings().weight.dtype
-        self.delta_rule = DeltaRule(measured, self.delta, dtype, longest) if fused else None
-        self.kernels: Kernels = replace(FUSED, delta_rule=self.delta_rule) if self.delta_rule else TWINS
+        self.kernels = TWINS
+        self.delta_rule: DeltaRule | None = None
+        if fused:
+            kernels = choose_launch(measured, self.delta, dtype)
+            self.delta_rule = DeltaRule(measured, self.delta, dtype, longest, kernels.delta_rule)
+            self.kernels = replace(kernels, delta_rule=self.delta_rule)
         self.cosine, self.sine = _rotary_tables(model, longest)
         packer = _Packer(measured, longest)
         self.embedding = model.get_input_embeddings().weight.detach()
@@ -127,6 +133,11 @@ class Qwen35:
         self.norm = model.norm.weight.detach()
         self.plans = packer.plans
         measured.keep()
+
+    @property
+    def early(self) -> bool:
+        """Whether the fused kernels are launched early."""
+        return isinstance(self.kernels.swiglu, partial)
 
     @property
     def width(self) -> int:

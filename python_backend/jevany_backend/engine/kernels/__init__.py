@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -40,3 +41,8 @@ TWINS = Kernels(
 )
 
 FUSED = Kernels(add_rms_norm, swiglu, qk_norm_rotary, sigmoid_gate, delta_inputs, gated_rms_norm, delta_rule)
+
+
+def launched_early(kernels: Kernels) -> Kernels:
+    """Return the same fused kernels, each launched early; see `early_launch`."""
+    return Kernels(**{name: partial(kernel, early=True) for name, kernel in vars(kernels).items()})

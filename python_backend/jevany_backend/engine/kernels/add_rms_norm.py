@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from jevany_backend.engine.kernels.early_launch import launch_options, wait_for_predecessor
+
 
 def add_rms_norm_twin(
     residual: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
@@ -32,7 +34,9 @@ def add_rms_norm_twin(
     return (values * scale * (1 + weight.float())).to(residual.dtype)
 
 
-def add_rms_norm(residual: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def add_rms_norm(
+    residual: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float, *, early: bool = False
+) -> torch.Tensor:
     """Do as `add_rms_norm_twin` in one kernel, a program a row; all tensors contiguous."""
     rows, width = residual.shape
     normed = torch.empty_like(residual)
@@ -47,13 +51,17 @@ def add_rms_norm(residual: torch.Tensor, delta: torch.Tensor | None, weight: tor
         PARTS=0 if delta is None else delta.numel() // residual.numel(),
         BLOCK=block,
         # 16 values a thread: a row of 5,120 in four loads of 16 bytes.
+        **launch_options(early),
         num_warps=min(max(block // 512, 1), 16),
     )
     return normed
 
 
 @triton.jit
-def _add_rms_norm(residual, delta, weight, normed, width, eps, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+def _add_rms_norm(
+    residual, delta, weight, normed, width, eps, PARTS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):
+    wait_for_predecessor(EARLY)
     start = tl.program_id(0).to(tl.int64) * width
     column = tl.arange(0, BLOCK)
     inside = column < width

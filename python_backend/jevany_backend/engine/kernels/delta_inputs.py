@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch.nn import functional
 
+from jevany_backend.engine.kernels.early_launch import launch_options, wait_for_predecessor
+
 _TOKENS_A_PROGRAM = 16
 _UNIT_EPS = 1e-6
 
@@ -109,6 +111,8 @@ def delta_inputs(
     filters: torch.Tensor,
     a_log: torch.Tensor,
     time_bias: torch.Tensor,
+    *,
+    early: bool = False,
 ) -> DeltaInputs:
     """Do as `delta_inputs_twin` in one kernel, a program for one head of a few tokens, and one more for their gates."""
     rows = len(packed)
@@ -138,6 +142,7 @@ def delta_inputs(
         TOKENS=_TOKENS_A_PROGRAM,
         BLOCK=triton.next_power_of_2(max(shape.key_width, shape.value_width)),
         GATES=triton.next_power_of_2(shape.values),
+        **launch_options(early),
         num_warps=4,
     )
     return DeltaInputs(queries, keys, values, decay, step)
@@ -165,7 +170,9 @@ def _delta_inputs(
     TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
     GATES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_predecessor(EARLY)
     head = tl.program_id(0)
     row = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     at = row.to(tl.int64)[:, None] * stride

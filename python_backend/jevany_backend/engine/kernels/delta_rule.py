@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from jevany_backend.engine.kernels.delta_inputs import DeltaInputs
+from jevany_backend.engine.kernels.early_launch import launch_options, wait_for_predecessor
 
 _TWIN_CHUNK = 64
 
@@ -88,7 +89,7 @@ PLANS = (
 )
 
 
-def delta_rule(inputs: DeltaInputs, plan: DeltaPlan = PLANS[0]) -> torch.Tensor:
+def delta_rule(inputs: DeltaInputs, plan: DeltaPlan = PLANS[0], *, early: bool = False) -> torch.Tensor:
     """Do as `delta_rule_twin` in one kernel or two.
 
     Products take the dtype of the values and add up in float32; the state stays float32.
@@ -96,6 +97,7 @@ def delta_rule(inputs: DeltaInputs, plan: DeltaPlan = PLANS[0]) -> torch.Tensor:
     Args:
         inputs: The row's inputs, contiguous; both widths powers of two and at least 16.
         plan: How.
+        early: Whether to launch early.
     """
     rows, heads, width = inputs.values.shape
     key_heads, key_width = inputs.keys.shape[1:]
@@ -122,6 +124,7 @@ def delta_rule(inputs: DeltaInputs, plan: DeltaPlan = PLANS[0]) -> torch.Tensor:
             BASE=plan.base,
             DOUBLINGS=(plan.chunk // plan.base).bit_length() - 1,
             PRECISION=precision,
+            **launch_options(early),
             num_warps=4,
         )
     _scan[(triton.cdiv(width, columns), heads)](
@@ -145,6 +148,7 @@ def delta_rule(inputs: DeltaInputs, plan: DeltaPlan = PLANS[0]) -> torch.Tensor:
         BASE=plan.base,
         DOUBLINGS=(plan.chunk // plan.base).bit_length() - 1,
         PRECISION=precision,
+        **launch_options(early),
         num_warps=plan.warps,
         num_stages=2,
     )
@@ -216,7 +220,9 @@ def _prepare(
     BASE: tl.constexpr,
     DOUBLINGS: tl.constexpr,
     PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_predecessor(EARLY)
     head = tl.program_id(0)
     chunk = tl.program_id(1)
     token = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -255,7 +261,9 @@ def _scan(
     BASE: tl.constexpr,
     DOUBLINGS: tl.constexpr,
     PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_predecessor(EARLY)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     head = tl.program_id(1)
     key_head = head // (heads // key_heads)

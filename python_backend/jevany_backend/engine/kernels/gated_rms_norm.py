@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch.nn import functional
 
+from jevany_backend.engine.kernels.early_launch import launch_options, wait_for_predecessor
+
 _HEADS_A_PROGRAM = 8
 
 
@@ -30,7 +32,9 @@ def gated_rms_norm_twin(heads: torch.Tensor, gate: torch.Tensor, weight: torch.T
     return (values.flatten(1) * functional.silu(gate.float())).to(heads.dtype)
 
 
-def gated_rms_norm(heads: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def gated_rms_norm(
+    heads: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, *, early: bool = False
+) -> torch.Tensor:
     """Do as `gated_rms_norm_twin` in one kernel, a program for a few heads of a row; `heads` is contiguous."""
     rows, count, width = heads.shape
     out = heads.new_empty(rows, count * width)
@@ -45,6 +49,7 @@ def gated_rms_norm(heads: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor
         WIDTH=width,
         HEADS=_HEADS_A_PROGRAM,
         BLOCK=triton.next_power_of_2(width),
+        **launch_options(early),
         num_warps=4,
     )
     return out
@@ -62,7 +67,9 @@ def _gated_rms_norm(
     WIDTH: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_predecessor(EARLY)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]

@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from jevany_backend.engine.kernels.early_launch import launch_options, wait_for_predecessor
+
 _HEADS_A_PROGRAM = 4
 
 
@@ -84,6 +86,8 @@ def qk_norm_rotary(
     sine: torch.Tensor,
     positions: torch.Tensor | None,
     eps: float,
+    *,
+    early: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Do as `qk_norm_rotary_twin` in one kernel, a program for a few heads of a row."""
     rows = len(packed)
@@ -107,6 +111,7 @@ def qk_norm_rotary(
         POSITIONS=positions is not None,
         HEADS=_HEADS_A_PROGRAM,
         BLOCK=triton.next_power_of_2(shape.width),
+        **launch_options(early),
         num_warps=4,
     )
     return queries, keys
@@ -131,7 +136,9 @@ def _qk_norm_rotary(
     POSITIONS: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_predecessor(EARLY)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     column = tl.arange(0, BLOCK)

@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from jevany_backend.engine.kernels.early_launch import launch_options, wait_for_predecessor
+
 _BLOCK = 1024
 
 
@@ -24,7 +26,7 @@ def sigmoid_gate_twin(attended: torch.Tensor, packed: torch.Tensor) -> torch.Ten
     return (attended.float() * torch.sigmoid(gate.float())).to(attended.dtype).reshape(rows, heads * width)
 
 
-def sigmoid_gate(attended: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
+def sigmoid_gate(attended: torch.Tensor, packed: torch.Tensor, *, early: bool = False) -> torch.Tensor:
     """Do as `sigmoid_gate_twin` in one kernel; a row of either may have any stride, its columns are contiguous."""
     rows, heads, width = attended.shape
     out = attended.new_empty(rows, heads * width)
@@ -38,6 +40,7 @@ def sigmoid_gate(attended: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
         COLUMNS=heads * width,
         WIDTH=width,
         BLOCK=_BLOCK,
+        **launch_options(early),
         num_warps=4,
     )
     return out
@@ -54,7 +57,9 @@ def _sigmoid_gate(
     COLUMNS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait_for_predecessor(EARLY)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < COLUMNS

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch.nn import functional
 
+from jevany_backend.engine.kernels.early_launch import launch_options, wait_for_predecessor
+
 _BLOCK = 1024
 
 
@@ -23,16 +25,17 @@ def swiglu_twin(gate_up: torch.Tensor) -> torch.Tensor:
     return (functional.silu(gate) * up).to(gate_up.dtype)
 
 
-def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+def swiglu(gate_up: torch.Tensor, *, early: bool = False) -> torch.Tensor:
     """Do as `swiglu_twin` in one kernel; the input is contiguous."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, width)
-    _swiglu[(rows, triton.cdiv(width, _BLOCK))](gate_up, out, width, BLOCK=_BLOCK, num_warps=4)
+    _swiglu[(rows, triton.cdiv(width, _BLOCK))](gate_up, out, width, BLOCK=_BLOCK, **launch_options(early), num_warps=4)
     return out
 
 
 @triton.jit
-def _swiglu(gate_up, out, width, BLOCK: tl.constexpr):
+def _swiglu(gate_up, out, width, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    wait_for_predecessor(EARLY)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
