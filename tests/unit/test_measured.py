@@ -15,6 +15,8 @@ import triton
 
 from jevany_backend.engine import measured as module
 from jevany_backend.engine.delta_choice import DeltaRule
+from jevany_backend.engine.early_choice import choose_launch
+from jevany_backend.engine.kernels import FUSED, Kernels
 from jevany_backend.engine.kernels.delta_inputs import DeltaInputs, DeltaShape
 from jevany_backend.engine.kernels.fla_delta_rule import fla_delta_rule
 from jevany_backend.engine.kernels.skinny_product import skinny_plans
@@ -209,3 +211,33 @@ def test_the_delta_rule_takes_the_fastest_for_the_length(monkeypatch: pytest.Mon
     wrong.add(second)
     rule = DeltaRule(told, DeltaShape(1, 16, 2, 16), torch.float32, 128)
     assert rule.name(96) == first
+
+
+@pytest.mark.parametrize(
+    ("capability", "times", "right", "early"),
+    [
+        ((9, 0), {"ordinary": 2.0, "early": 1.0}, True, True),
+        ((9, 0), {"ordinary": 1.0, "early": 2.0}, True, False),
+        ((9, 0), {"ordinary": 2.0, "early": 1.0}, False, False),
+        ((8, 0), {"ordinary": 2.0, "early": 1.0}, True, False),
+    ],
+)
+def test_kernels_are_launched_early_where_that_is_faster_and_right(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], times: dict[str, float], right: bool, early: bool
+) -> None:
+    class Chain:
+        def __init__(self, *_: Any) -> None: ...
+
+        def run(self, kernels: Kernels, _: int = 0) -> torch.Tensor:
+            return torch.ones(3) * (1 if kernels is FUSED or right else 2)
+
+    class Told(_Told):
+        def compare(self, question: str, candidates: Mapping[str, Callable[[int], object]]) -> Times:
+            return {name: times[name] for name in candidates}
+
+    monkeypatch.setattr("jevany_backend.engine.early_choice._Chain", Chain)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    kernels = choose_launch(Told({}), DeltaShape(1, 16, 2, 16), torch.bfloat16)
+    assert (kernels is not FUSED) == early
+    assert (getattr(kernels.swiglu, "keywords", {}) == {"early": True}) == early
+    assert choose_launch(Measured(CPU), DeltaShape(1, 16, 2, 16), torch.bfloat16) is FUSED
