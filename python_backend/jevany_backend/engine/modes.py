@@ -77,7 +77,7 @@ def build_engine(
         try:
             forward = UnmaskedTransformers(model)
         except ValueError as error:
-            raise CheckpointError(f"engine graphs: {error}") from None
+            raise CheckpointError(f"parameter engine: graphs cannot run this model: {error}") from None
         return _ready(GraphEngine(forward, readout, _executor(device), PUBLISHED_GRID, longest), progress)
     return ReferenceEngine(
         model,
@@ -96,7 +96,9 @@ def _our_engine(
 ) -> GraphEngine:
     model_type = model.config.model_type
     if model_type not in _OUR_FAMILIES:
-        raise CheckpointError(f"engine engine: {model_type} has none; there are {', '.join(_OUR_FAMILIES)}")
+        raise CheckpointError(
+            f"parameter engine: engine runs {', '.join(_OUR_FAMILIES)}, and this model is {model_type}"
+        )
     # Triton comes with PyTorch for GPUs only, and these modules need it.
     from jevany_backend.engine.families.qwen3_5 import Qwen35
 
@@ -105,7 +107,7 @@ def _our_engine(
     try:
         forward = Qwen35(model, measured, longest_padded, fused=device.type == "cuda")
     except ValueError as error:
-        raise CheckpointError(f"engine engine: {error}") from None
+        raise CheckpointError(f"parameter engine: engine cannot run this model: {error}") from None
     _log_choices(forward, measured)
     return _ready(GraphEngine(forward, readout, _executor(device), OUR_GRID, longest), progress)
 
