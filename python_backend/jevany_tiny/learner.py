@@ -98,7 +98,7 @@ class Learner(nn.Module):
 
     def layers(self) -> nn.ModuleList:
         """Returns the decoder layers, adapted or not."""
-        return next(module for name, module in self.base.named_modules() if name.endswith("layers"))  # type: ignore[return-value]
+        return next(module for name, module in self.base.named_modules() if name.endswith("layers"))
 
     def hidden_states(self, ids: torch.Tensor) -> torch.Tensor:
         """Returns the states after the final norm, (B, L, H)."""
