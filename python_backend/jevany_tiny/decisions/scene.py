@@ -208,7 +208,8 @@ def _settled(rng: random.Random, split: Split, texts: Sequence[str]) -> Thread:
 
 def _by_people(rng: random.Random, split: Split, texts: Sequence[str]) -> Thread:
     names = distinct(rng, split, len(texts))
-    focuses = [_FROM_PERSON.draw(rng, split).format(who=who) for who in names]
+    reference = _FROM_PERSON.draw(rng, split)
+    focuses = [reference.format(who=who) for who in names]
     pairs = list(zip(names, texts, strict=True))
     rng.shuffle(pairs)
     kind = rng.random()
@@ -237,7 +238,8 @@ def _by_tag(rng: random.Random, split: Split, texts: Sequence[str]) -> Thread:
     else:
         key = pick(rng, ("project", "product", "site", "account"))
         values = distinct(rng, split, len(texts), coined_name)
-    focuses = [_TAGGED.draw(rng, split).format(noun=noun, key=key, value=value) for value in values]
+    reference = _TAGGED.draw(rng, split)
+    focuses = [reference.format(noun=noun, key=key, value=value) for value in values]
     entries = [_shuffled(rng, {key: value, body: said}) for value, said in zip(values, texts, strict=True)]
     rng.shuffle(entries)
     if rng.random() < 0.3:
