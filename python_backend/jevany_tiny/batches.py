@@ -15,15 +15,21 @@ from typing import Any, Literal
 import numpy as np
 
 from jevany_backend.encoding import Row, RowEncoder, build_labels, find_delimiters
-from jevany_backend.protocol import question_from_json
-from jevany_tiny.decisions import Example, lessons
+from jevany_backend.protocol import question_from_json, render
+from jevany_tiny.decisions import Example, Recital, lessons, recitals
 from jevany_tiny.tokenizer import SplitText
 
 Readout = Literal["pointer", "direct-token"]
 READOUTS: tuple[Readout, ...] = ("pointer", "direct-token")
 
+NO_DECISION = -100
+
 _LENGTH_STEP = 32
 _CHUNK = 8
+_MOST_TOLD = 48
+_TOLD_OF_A_DECISION = 12
+_LONGEST_ANSWER = 12
+_LONGEST_RECITAL = 160
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +41,8 @@ class Batch:
         ids: (B, L) int16, token ids; the padding is the tokenizer's first special token.
         decide: (B,) position of the decide token.
         option_ends: (B, K) positions of the end-option tokens; -1 where a row has fewer options.
-        labels: (B,) index of the right option.
+        labels: (B,) index of the right option; `NO_DECISION` in a row that recites.
+        told: (B, T) positions whose next token shall be predicted; -1 where a row has fewer.
     """
 
     readout: Readout
@@ -43,6 +50,16 @@ class Batch:
     decide: np.ndarray
     option_ends: np.ndarray
     labels: np.ndarray
+    told: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A row with the positions whose next token is learnt, and with the right option, or `NO_DECISION`."""
+
+    row: Row
+    label: int
+    told: list[int]
 
 
 class Encoders:
@@ -56,6 +73,7 @@ class Encoders:
         self.labels = build_labels(self.tokenizer)  # type: ignore[arg-type]
         self.label_ids = [self.tokenizer(label)["input_ids"][0] for label in self.labels]
         delimiters = find_delimiters(self.tokenizer)  # type: ignore[arg-type]
+        self._delimiter_ids = delimiters.ids
         self._encoders = {
             "pointer": RowEncoder(self.tokenizer, delimiters),  # type: ignore[arg-type]
             "direct-token": RowEncoder(self.tokenizer, delimiters, self.labels),  # type: ignore[arg-type]
@@ -65,29 +83,42 @@ class Encoders:
         """Encodes one decision as it is served."""
         return self._encoders[readout].encode(example.state, question_from_json(example.question, "question"))
 
+    def recite(self, recital: Recital) -> Told:
+        """Encodes a recital: after the state, every question with its answer as the only option."""
+        state, question, option, end_option, _ = self._delimiter_ids
+        ids = [state, *self._ids(render(recital.state))]
+        told: list[int] = []
+        for asked, answer in recital.told:
+            ids += [question, *self._ids(asked), option]
+            answer_ids = [*self._ids(answer), end_option][:_LONGEST_ANSWER]
+            told += range(len(ids) - 1, len(ids) - 1 + len(answer_ids))
+            ids += answer_ids
+        return Told(Row(ids, len(ids) - 1, []), NO_DECISION, told[:_MOST_TOLD])
 
-def collate(rows: Sequence[Row], labels: Sequence[int], readout: Readout, pad: int) -> Batch:
+    def _ids(self, text: str) -> list[int]:
+        return self.tokenizer(text)["input_ids"]
+
+
+def collate(rows: Sequence[Told], readout: Readout, pad: int) -> Batch:
     """Pads rows to a common length, a multiple of 32."""
-    longest = max(len(row.ids) for row in rows)
+    longest = max(len(told.row.ids) for told in rows)
     length = -(-longest // _LENGTH_STEP) * _LENGTH_STEP
     ids = np.full((len(rows), length), pad, np.int16)
-    option_ends = np.full((len(rows), max(len(row.option_ends) for row in rows)), -1, np.int16)
-    for index, row in enumerate(rows):
-        ids[index, : len(row.ids)] = row.ids
-        option_ends[index, : len(row.option_ends)] = row.option_ends
-    decide = np.array([row.decide for row in rows], np.int16)
-    return Batch(readout, ids, decide, option_ends, np.array(labels, np.int16))
+    option_ends = np.full((len(rows), max(len(told.row.option_ends) for told in rows)), -1, np.int16)
+    positions = np.full((len(rows), _MOST_TOLD), -1, np.int16)
+    for index, told in enumerate(rows):
+        ids[index, : len(told.row.ids)] = told.row.ids
+        option_ends[index, : len(told.row.option_ends)] = told.row.option_ends
+        positions[index, : len(told.told)] = told.told
+    decide = np.array([told.row.decide for told in rows], np.int16)
+    return Batch(readout, ids, decide, option_ends, np.array([told.label for told in rows], np.int16), positions)
 
 
 def batches_of(examples: Iterable[Example], encoders: Encoders, readout: Readout, size: int) -> Iterator[Batch]:
     """Yields a fixed set of decisions in batches, in order."""
     for part in _batched(examples, size):
-        yield collate(
-            [encoders.encode(example, readout) for example in part],
-            [example.label for example in part],
-            readout,
-            encoders.pad,
-        )
+        rows = [Told(encoders.encode(example, readout), example.label, []) for example in part]
+        yield collate(rows, readout, encoders.pad)
 
 
 def _batched(items: Iterable[Example], size: int) -> Iterator[tuple[Example, ...]]:
@@ -96,8 +127,30 @@ def _batched(items: Iterable[Example], size: int) -> Iterator[tuple[Example, ...
         yield part
 
 
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What training shows, and when; counted in rows of all workers together.
+
+    Attributes:
+        primer: How long nearly all rows recite, beside the easiest decisions.
+        ramp: When the decisions reach their full hardness; 0 for hard ones from the start.
+        reciting: Share of rows that recite after the primer.
+    """
+
+    primer: int = 0
+    ramp: int = 0
+    reciting: float = 0.0
+
+    def part(self, workers: int) -> Course:
+        """Returns the course of one of several workers."""
+        return Course(self.primer // workers, self.ramp // workers, self.reciting)
+
+
+_PRIMER_RECITING = 0.75
+
+
 def training_batches(
-    encoders: Encoders, readouts: Sequence[Readout], seed: str, size: int, ramp: int
+    encoders: Encoders, readouts: Sequence[Readout], seed: str, size: int, course: Course
 ) -> Iterator[Batch]:
     """Yields training batches without end: rows of like length together, batches in random order.
 
@@ -106,27 +159,34 @@ def training_batches(
         readouts: Which encodings the batches have, in equal shares.
         seed: Seed of the stream.
         size: Rows in a batch.
-        ramp: Rows until the full hardness.
+        course: What is shown when.
     """
     rng = random.Random(f"order/{seed}")
-    stream = lessons(seed, ramp)
+    # Few decisions are shown in the primer: what counts there is that they stay easy.
+    decisions = lessons(seed, course.ramp - course.primer)
+    easy = lessons(f"{seed}/primer", 1 << 40)
+    recited = (row for row in map(encoders.recite, recitals(seed)) if len(row.row.ids) <= _LONGEST_RECITAL)
+    shown = 0
     while True:
         chunk: list[Batch] = []
         for readout in readouts:
-            examples = list(itertools.islice(stream, _CHUNK * size))
-            encoded = sorted(
-                ((encoders.encode(example, readout), example.label) for example in examples),
-                key=lambda pair: len(pair[0].ids),
-            )
-            for start in range(0, len(encoded), size):
-                rows, labels = zip(*encoded[start : start + size], strict=True)
-                chunk.append(collate(rows, labels, readout, encoders.pad))
+            priming = shown < course.primer
+            count = _CHUNK * size
+            shown += count
+            reciting = round(count * (_PRIMER_RECITING if priming else course.reciting))
+            rows = list(itertools.islice(recited, reciting))
+            for example in itertools.islice(easy if priming else decisions, count - reciting):
+                row = encoders.encode(example, readout)
+                positions = rng.sample(range(row.decide), min(_TOLD_OF_A_DECISION, row.decide))
+                rows.append(Told(row, example.label, positions))
+            rows.sort(key=lambda one: len(one.row.ids))
+            chunk += [collate(rows[start : start + size], readout, encoders.pad) for start in range(0, count, size)]
         rng.shuffle(chunk)
         yield from chunk
 
 
-def _work(queue: Any, folder: Path, readouts: Sequence[Readout], seed: str, size: int, ramp: int) -> None:
-    for batch in training_batches(Encoders(folder), readouts, seed, size, ramp):
+def _work(queue: Any, folder: Path, readouts: Sequence[Readout], seed: str, size: int, course: Course) -> None:
+    for batch in training_batches(Encoders(folder), readouts, seed, size, course):
         queue.put(batch)
 
 
@@ -141,22 +201,22 @@ class Feed:
         seed: Seed of the stream.
         size: Rows in a batch.
         workers: How many processes make batches; 0 makes them in this process.
-        ramp: Rows, of all workers together, until the full hardness; 0 for hard rows from the start.
+        course: What is shown when.
     """
 
     def __init__(
-        self, tokenizer_folder: Path, readouts: Sequence[Readout], seed: str, size: int, workers: int, ramp: int = 0
+        self, tokenizer_folder: Path, readouts: Sequence[Readout], seed: str, size: int, workers: int, course: Course
     ) -> None:
         self._processes: list[Any] = []
         if workers == 0:
-            self._batches = training_batches(Encoders(tokenizer_folder), readouts, seed, size, ramp)
+            self._batches = training_batches(Encoders(tokenizer_folder), readouts, seed, size, course)
             return
         # Each worker is one thread; it must not start a pool of its own for every text it splits.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         context = multiprocessing.get_context("spawn")
         queues = [context.Queue(maxsize=_CHUNK) for _ in range(workers)]
         for index, queue in enumerate(queues):
-            arguments = (queue, tokenizer_folder, tuple(readouts), f"{seed}/{index}", size, ramp // workers)
+            arguments = (queue, tokenizer_folder, tuple(readouts), f"{seed}/{index}", size, course.part(workers))
             process = context.Process(target=_work, args=arguments, daemon=True)
             process.start()
             self._processes.append(process)

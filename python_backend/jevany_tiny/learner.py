@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from jevany_tiny.batches import Batch, Readout
+from jevany_tiny.batches import NO_DECISION, Batch, Readout
 from jevany_tiny.shape import HEAD_DIM, HEAD_RESIDUAL_DIM
 
 if TYPE_CHECKING:
@@ -22,7 +22,11 @@ NO_MASKS: dict[str, None] = {"full_attention": None, "linear_attention": None}
 
 @dataclass(frozen=True, slots=True)
 class DeviceBatch:
-    """A `Batch` on the device; `option_ends` is 0 and `absent` true where a row has no such option."""
+    """A `Batch` on the device.
+
+    `option_ends` is 0 and `absent` true where a row has no such option; `told` is 0, and `next_ids` `NO_DECISION`,
+    where it has no such position.
+    """
 
     readout: Readout
     ids: torch.Tensor
@@ -30,6 +34,8 @@ class DeviceBatch:
     option_ends: torch.Tensor
     absent: torch.Tensor
     labels: torch.Tensor
+    told: torch.Tensor
+    next_ids: torch.Tensor
 
     @classmethod
     def of(cls, batch: Batch, device: torch.device) -> DeviceBatch:
@@ -41,16 +47,17 @@ class DeviceBatch:
                 return tensor.pin_memory().to(device, non_blocking=True).long()
             return tensor.long()
 
-        option_ends = moved(batch.option_ends)
-        absent = option_ends < 0
-        return cls(
-            batch.readout, moved(batch.ids), moved(batch.decide), option_ends.clamp(min=0), absent, moved(batch.labels)
-        )
+        ids, decide, option_ends, told = map(moved, (batch.ids, batch.decide, batch.option_ends, batch.told))
+        absent, untold = option_ends < 0, told < 0
+        option_ends, told = option_ends.clamp(min=0), told.clamp(min=0)
+        next_ids = ids.gather(1, told + 1).masked_fill(untold, NO_DECISION)
+        return cls(batch.readout, ids, decide, option_ends, absent, moved(batch.labels), told, next_ids)
 
     def copy_(self, other: DeviceBatch) -> None:
         """Overwrites this batch with another of the same shape."""
-        for name in ("ids", "decide", "option_ends", "absent", "labels"):
-            getattr(self, name).copy_(getattr(other, name))
+        for field in fields(self):
+            if field.name != "readout":
+                getattr(self, field.name).copy_(getattr(other, field.name))
 
 
 class PointerHead(nn.Module):
@@ -89,6 +96,10 @@ class Learner(nn.Module):
         self.label_ids: torch.Tensor
         self.register_buffer("label_ids", torch.tensor(label_ids), persistent=False)
 
+    def layers(self) -> nn.ModuleList:
+        """Returns the decoder layers, adapted or not."""
+        return next(module for name, module in self.base.named_modules() if name.endswith("layers"))
+
     def hidden_states(self, ids: torch.Tensor) -> torch.Tensor:
         """Returns the states after the final norm, (B, L, H)."""
         return self.base(input_ids=ids, attention_mask=NO_MASKS, use_cache=False).last_hidden_state
@@ -106,10 +117,7 @@ class Learner(nn.Module):
                 logits = decide.float() @ labels.float().T
         return logits.masked_fill(batch.absent, float("-inf"))
 
-    def language_loss(self, hidden: torch.Tensor, batch: DeviceBatch, positions: int) -> torch.Tensor:
-        """Returns the next-token loss at some random positions of the rows."""
-        device = hidden.device
-        row = torch.randint(len(batch.decide), (positions,), device=device)
-        position = (torch.rand(positions, device=device) * batch.decide[row]).long()
-        logits = functional.linear(hidden[row, position], self._embedding[0].weight)
-        return functional.cross_entropy(logits.float(), batch.ids[row, position + 1])
+    def told_logits(self, hidden: torch.Tensor, batch: DeviceBatch) -> torch.Tensor:
+        """Returns logits (B, T, vocabulary) of the token after each told position."""
+        rows = torch.arange(len(batch.told), device=hidden.device)
+        return functional.linear(hidden[rows[:, None], batch.told], self._embedding[0].weight)

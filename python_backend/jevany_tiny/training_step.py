@@ -5,6 +5,8 @@ A step of so small a model is thousands of tiny kernels. Launched one by one the
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from jevany_tiny.batches import Batch
+from jevany_tiny.batches import NO_DECISION, Batch
 from jevany_tiny.learner import DeviceBatch, Learner
 
 MAX_OPTIONS = 24
@@ -64,6 +66,29 @@ class Muon:
         return (x.transpose(1, 2) if tall else x).float()
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Report:
+    """Means over some steps: of the decisions, and of the tokens of recitals, which are NaN where there were none.
+
+    Attributes:
+        loss: Cross-entropy of a decision, in nats.
+        accuracy: Share of decisions whose likeliest option was right.
+        recital_loss: Cross-entropy of a recited token, in nats.
+        recital_accuracy: Share of recited tokens that were the likeliest.
+    """
+
+    loss: float
+    accuracy: float
+    recital_loss: float
+    recital_accuracy: float
+
+    def __str__(self) -> str:
+        text = f"loss {self.loss:.4f}  accuracy {self.accuracy:.3f}"
+        if not math.isnan(self.recital_loss):
+            text += f"  recital loss {self.recital_loss:.3f}  accuracy {self.recital_accuracy:.3f}"
+        return text
+
+
 class TrainingStep:
     """Trains a learner, one batch a call.
 
@@ -72,13 +97,17 @@ class TrainingStep:
         rate: Peak learning rate.
         muon: Whether the matrices inside the layers are trained by Muon; the rest, or else all, is trained by AdamW, at
             half the rate beside Muon.
-        language_positions: At how many random positions the next-token loss is taken; 0 for none.
+        telling: Whether told positions are learnt.
     """
 
-    def __init__(self, learner: Learner, rate: float, *, muon: bool, language_positions: int) -> None:
+    def __init__(self, learner: Learner, rate: float, *, muon: bool, telling: bool) -> None:
         self.learner = learner
         self.device = next(learner.parameters()).device
-        self.positions = language_positions
+        if self.device.type == "cuda":
+            # Unfused, a layer is a hundred passes over its activations; compiled, it is a dozen.
+            for layer in learner.layers():
+                layer.compile(dynamic=True)
+        self.telling = telling
         self.peak = rate
         self.parameters = [parameter for parameter in learner.parameters() if parameter.requires_grad]
         matrices = [
@@ -98,8 +127,8 @@ class TrainingStep:
             group["lr"] = self.adam_rate  # The tensor itself, whatever the constructor made of it.
         for parameter in self.parameters:
             parameter.grad = torch.zeros_like(parameter)
-        # Sums of the loss, the next-token loss and the share of right answers since the last report.
-        self.sums = torch.zeros(3, device=self.device)
+        # Since the last report: loss, right ones and count of the decisions, then of the recited tokens.
+        self.sums = torch.zeros(6, device=self.device, dtype=torch.float64)
         self._graphs: dict[tuple[str, int], tuple[torch.cuda.CUDAGraph, DeviceBatch]] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         self._stream = torch.cuda.Stream() if self.device.type == "cuda" else None
@@ -110,7 +139,7 @@ class TrainingStep:
         Args:
             batch: The rows; on a GPU, every batch has the same number of them.
             factor: What the peak rate is multiplied by.
-            language_weight: What the next-token loss is multiplied by.
+            language_weight: What the next-token loss of decisions is multiplied by; that of recitals has weight 1.
         """
         self.muon_rate.fill_(self.peak * factor)
         self.adam_rate.fill_(self.peak * self.share * factor)
@@ -125,6 +154,18 @@ class TrainingStep:
         graph, fixed = self._graphs[key]
         fixed.copy_(rows)
         graph.replay()
+
+    def report(self) -> Report:
+        """Returns the means since the last report.
+
+        Raises:
+            FloatingPointError: A loss was not finite.
+        """
+        if not self.sums.isfinite().all():
+            raise FloatingPointError("a loss is not finite; try a lower rate")
+        decisions, tokens = self.sums.clone().split(3)
+        self.sums.zero_()
+        return Report(*(decisions[:2] / decisions[2]).tolist(), *(tokens[:2] / tokens[2]).tolist())
 
     def _capture(self, rows: DeviceBatch) -> tuple[torch.cuda.CUDAGraph, DeviceBatch]:
         # Two ordinary steps first, on another stream: libraries and the optimiser's state set themselves up in them.
@@ -144,21 +185,34 @@ class TrainingStep:
         on_gpu = self.device.type == "cuda"
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=on_gpu, cache_enabled=False):
             hidden = self.learner.hidden_states(rows.ids)
-            language = hidden.new_zeros(())
-            if self.positions:
-                language = self.learner.language_loss(hidden, rows, self.positions)
+            told = self.learner.told_logits(hidden, rows) if self.telling else None
         logits = self.learner.logits(hidden, rows)
-        loss = functional.cross_entropy(logits, rows.labels)
-        (loss + self.language_weight * language).backward()
+        loss = functional.cross_entropy(logits, rows.labels, reduction="sum", ignore_index=NO_DECISION)
+        decided = rows.labels != NO_DECISION
+        right = (logits.argmax(-1) == rows.labels).sum()
+        sums = [loss.detach(), right, decided.sum()]
+        total = loss / decided.sum().clamp(min=1)
+        if told is not None:
+            losses = functional.cross_entropy(
+                told.float().flatten(0, 1), rows.next_ids.flatten(), reduction="none", ignore_index=NO_DECISION
+            ).view_as(rows.next_ids)
+            present = rows.next_ids != NO_DECISION
+            recited = present & ~decided[:, None]
+            running = present & decided[:, None]
+            recital = (losses * recited).sum() / recited.sum().clamp(min=1)
+            text = (losses * running).sum() / running.sum().clamp(min=1)
+            total = total + recital + self.language_weight * text
+            right_tokens = ((told.argmax(-1) == rows.next_ids) & recited).sum()
+            sums += [(losses.detach() * recited).sum(), right_tokens, recited.sum()]
+        total.backward()
         nn.utils.clip_grad_norm_(self.parameters, 1.0)
         self.adam.step()
         self.muon.step()
-        right = (logits.argmax(-1) == rows.labels).float().mean()
-        self.sums += torch.stack([loss.detach(), language.detach().float(), right])
+        self.sums[: len(sums)] += torch.stack([value.double() for value in sums])
 
 
 def _with_all_options(batch: Batch) -> Batch:
     """Widens a batch to `MAX_OPTIONS` options, so that its shape depends on its length only."""
     missing = MAX_OPTIONS - batch.option_ends.shape[1]
     ends = np.pad(batch.option_ends, ((0, 0), (0, missing)), constant_values=-1)
-    return Batch(batch.readout, batch.ids, batch.decide, ends, batch.labels)
+    return dataclasses.replace(batch, option_ends=ends)

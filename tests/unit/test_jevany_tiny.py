@@ -16,7 +16,7 @@ import pytest
 
 from jevany_backend.encoding import MAX_LABELS, build_labels, find_delimiters, label_ids
 from jevany_backend.protocol import question_from_json, render, request_from_json
-from jevany_tiny.batches import Encoders, batches_of, training_batches
+from jevany_tiny.batches import Course, Encoders, batches_of, training_batches
 from jevany_tiny.decisions import (
     DOMAINS,
     MAKERS,
@@ -365,7 +365,7 @@ def test_batches_hold_the_rows_that_are_served(tokenizer_folder: Path) -> None:
 
 def test_training_batches_depend_on_the_seed_only(tokenizer_folder: Path) -> None:
     encoders = Encoders(tokenizer_folder)
-    streams = [training_batches(encoders, ("pointer",), seed, 8, 1000) for seed in ("a", "a", "b")]
+    streams = [training_batches(encoders, ("pointer",), seed, 8, Course(0, 1000, 0.25)) for seed in ("a", "a", "b")]
     first, second, third = (list(itertools.islice(stream, 4)) for stream in streams)
     assert all(np.array_equal(one.ids, other.ids) for one, other in zip(first, second, strict=True))
     assert not all(np.array_equal(one.ids, other.ids) for one, other in zip(first, third, strict=True))

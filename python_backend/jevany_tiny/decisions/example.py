@@ -40,6 +40,22 @@ class Example:
         return 2 if self.question["type"] == "noul" else len(self.question["criteria"])
 
 
+@dataclass(frozen=True, slots=True)
+class Recital:
+    """A state with several short questions and the text that answers each.
+
+    It is what the base learns to look things up from: every word of every answer is a lesson, where a decision gives
+    one bit.
+
+    Attributes:
+        state: As in `Example`.
+        told: Questions with their answers, which follow from the state.
+    """
+
+    state: Any
+    told: tuple[tuple[str, str], ...]
+
+
 _YES_NO = phrases(
     "the answer is yes|the answer is no",
     "this is the case|this is not the case",

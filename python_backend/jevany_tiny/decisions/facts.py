@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jevany_tiny.decisions.dice import if_hard
-from jevany_tiny.decisions.example import Example, choice, noul
+from jevany_tiny.decisions.example import Example, Recital, choice, noul
 from jevany_tiny.decisions.phrases import (
     Phrases,
     Split,
@@ -381,6 +381,64 @@ def value_noul(rng: random.Random, split: Split) -> Example:
     return noul(rng, split, "facts", state, instructions, answer)
 
 
+def told_values(rng: random.Random, split: Split) -> Recital:
+    """What a field is for each record, and whose it is."""
+    state, who, field, values, noun = _table(rng, split)
+    told = []
+    for name, value in zip(who, values, strict=True):
+        other = pick(rng, values)
+        told += [
+            (_WHAT.draw(rng, split).format(key=field.key, who=name), value),
+            (_WHO.draw(rng, split).format(key=field.key, value=value, noun=noun), name),
+            (_IS_VALUE.draw(rng, split).format(key=field.key, who=name, value=other), _yes(value == other)),
+        ]
+    return Recital(state, tuple(rng.sample(told, min(len(told), 6))))
+
+
+def told_events(rng: random.Random, split: Split) -> Recital:
+    """Who did something and who did not."""
+    event = pick(rng, EVENTS)
+    who = distinct(rng, split, rng.randint(2, 5))
+    truth = [rng.random() < 0.5 for _ in who]
+    told = []
+    for name, done in rng.sample(list(zip(who, truth, strict=True)), len(who)):
+        positive = rng.random() < 0.65
+        frame = (event.asks_done if positive else event.asks_not_done).draw(rng, split)
+        told.append((frame.format(who=name), _yes(done == positive)))
+    return Recital(_event_state(rng, split, event, who, truth), tuple(told))
+
+
+def told_mentions(rng: random.Random, split: Split) -> Recital:
+    """What a list holds and what it does not."""
+    items = _items(rng, split, rng.randint(4, 9))
+    held = items[: rng.randint(2, len(items) - 1)]
+    told = [
+        (_IS_MENTIONED.draw(rng, split).format(item=item), _yes(item in held))
+        for item in rng.sample(items, min(6, len(items)))
+    ]
+    return Recital(_listed(rng, held), tuple(told))
+
+
+def _yes(true: bool) -> str:
+    return "yes" if true else "no"
+
+
+def _event_state(rng: random.Random, split: Split, event: Event, who: list[str], truth: list[bool]) -> Any:
+    order = list(range(len(who)))
+    rng.shuffle(order)
+    kind = rng.random()
+    if kind < 0.7:
+        parts = [(event.done if truth[i] else event.not_done).draw(rng, split).format(who=who[i]) for i in order]
+        if rng.random() < 0.3:
+            aside = _REPORTED.draw(rng, split).format(name=person(rng, split), who=pick(rng, who))
+            parts.insert(rng.randint(0, len(parts)), aside)
+        return pick(rng, (" ", "\n")).join(parts)
+    if kind < 0.85:
+        return {who[i]: {event.key: truth[i]} for i in order}
+    yes, no = pick(rng, ((True, False), ("yes", "no"), ("done", "not yet"), ("true", "false")))
+    return [{"name": who[i], event.key: yes if truth[i] else no} for i in order]
+
+
 def event_noul(rng: random.Random, split: Split) -> Example:
     """Whether somebody did something; others in the record did and did not."""
     event = pick(rng, EVENTS)
@@ -389,20 +447,7 @@ def event_noul(rng: random.Random, split: Split) -> Example:
     truth = [rng.random() < 0.5 for _ in who]
     if count > 1:
         truth[1] = not truth[0]
-    order = list(range(count))
-    rng.shuffle(order)
-    kind = rng.random()
-    if kind < 0.7:
-        parts = [(event.done if truth[i] else event.not_done).draw(rng, split).format(who=who[i]) for i in order]
-        if rng.random() < 0.3:
-            aside = _REPORTED.draw(rng, split).format(name=person(rng, split), who=pick(rng, who))
-            parts.insert(rng.randint(0, len(parts)), aside)
-        state: Any = pick(rng, (" ", "\n")).join(parts)
-    elif kind < 0.85:
-        state = {who[i]: {event.key: truth[i]} for i in order}
-    else:
-        yes, no = pick(rng, ((True, False), ("yes", "no"), ("done", "not yet"), ("true", "false")))
-        state = [{"name": who[i], event.key: yes if truth[i] else no} for i in order]
+    state = _event_state(rng, split, event, who, truth)
     positive = rng.random() < 0.65
     frame = (event.asks_done if positive else event.asks_not_done).draw(rng, split)
     return noul(rng, split, "facts", state, frame.format(who=who[0]), truth[0] == positive)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from jevany_tiny.decisions.example import Example, choice, noul, option_set
+from jevany_tiny.decisions.example import Example, Recital, choice, noul, option_set
 from jevany_tiny.decisions.phrases import (
     Phrases,
     Split,
@@ -18,7 +18,7 @@ from jevany_tiny.decisions.phrases import (
     pick,
     roughened,
 )
-from jevany_tiny.decisions.scene import among, distractor_count
+from jevany_tiny.decisions.scene import among, distractor_count, recite
 
 
 @dataclass(frozen=True, slots=True)
@@ -581,6 +581,11 @@ def _text(rng: random.Random, split: Split, issue: Issue) -> str:
 def any_issue(rng: random.Random, split: Split) -> str:
     """Returns what a customer writes about one thing or another."""
     return fill(rng, split, roughened(rng, split, pick(rng, _ISSUES)[1].texts.draw(rng, split)))
+
+
+def told_messages(rng: random.Random, split: Split) -> Recital:
+    """Messages of several people, and what each of them wrote."""
+    return recite(rng, split, [any_issue(rng, split) for _ in range(rng.randint(2, 4))])
 
 
 def _of_department(rng: random.Random, split: Split, key: str) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jevany_tiny.decisions.dice import if_hard
+from jevany_tiny.decisions.example import Recital
 from jevany_tiny.decisions.phrases import Split, code, coined_name, distinct, fill, phrases, pick, split_words
 
 
@@ -22,6 +23,9 @@ class Scene:
     state: Any
     focus: str
 
+
+# A state of several messages, and how a question refers to each of them or to the first ones only.
+Thread = tuple[Any, list[str]]
 
 _GREETINGS = phrases(
     "Hi team,",
@@ -190,22 +194,22 @@ def _shuffled(rng: random.Random, fields: dict[str, Any]) -> dict[str, Any]:
     return {key: fields[key] for key in keys}
 
 
-def _settled(rng: random.Random, split: Split, text: str, others: Sequence[str]) -> Scene:
+def _settled(rng: random.Random, split: Split, texts: Sequence[str]) -> Thread:
     frame = _SETTLED.draw(rng, split)
     before = fill(rng, split, pick(rng, _BEFORE))
-    body = frame.format(now=text, past=" ".join(others), done=pick(rng, _DONE), before=before)
+    body = frame.format(now=texts[0], past=" ".join(texts[1:]), done=pick(rng, _DONE), before=before)
     if rng.random() < 0.4:
         body = f"{fill(rng, split, _GREETINGS.draw(rng, split))}\n{body}"
     if rng.random() < 0.4:
         body = f"{body}\n{fill(rng, split, _CLOSINGS.draw(rng, split))}"
     state: Any = {pick(rng, _TEXT_KEYS): body} if rng.random() < 0.2 else body
-    return Scene(state, _THIS.draw(rng, split))
+    return state, [_THIS.draw(rng, split)]
 
 
-def _by_people(rng: random.Random, split: Split, text: str, others: Sequence[str]) -> Scene:
-    texts = [text, *others]
+def _by_people(rng: random.Random, split: Split, texts: Sequence[str]) -> Thread:
     names = distinct(rng, split, len(texts))
-    focus = _FROM_PERSON.draw(rng, split).format(who=names[0])
+    reference = _FROM_PERSON.draw(rng, split)
+    focuses = [reference.format(who=who) for who in names]
     pairs = list(zip(names, texts, strict=True))
     rng.shuffle(pairs)
     kind = rng.random()
@@ -219,11 +223,10 @@ def _by_people(rng: random.Random, split: Split, text: str, others: Sequence[str
             state = {pick(rng, ("messages", "inbox", "tickets", "notes")): state}
     else:
         state = dict(pairs)
-    return Scene(state, focus)
+    return state, focuses
 
 
-def _by_tag(rng: random.Random, split: Split, text: str, others: Sequence[str]) -> Scene:
-    texts = [text, *others]
+def _by_tag(rng: random.Random, split: Split, texts: Sequence[str]) -> Thread:
     noun, body = pick(rng, _NOUNS), pick(rng, _TEXT_KEYS)
     kind = rng.random()
     if kind < 0.5:
@@ -235,27 +238,28 @@ def _by_tag(rng: random.Random, split: Split, text: str, others: Sequence[str]) 
     else:
         key = pick(rng, ("project", "product", "site", "account"))
         values = distinct(rng, split, len(texts), coined_name)
-    focus = _TAGGED.draw(rng, split).format(noun=noun, key=key, value=values[0])
+    reference = _TAGGED.draw(rng, split)
+    focuses = [reference.format(noun=noun, key=key, value=value) for value in values]
     entries = [_shuffled(rng, {key: value, body: said}) for value, said in zip(values, texts, strict=True)]
     rng.shuffle(entries)
     if rng.random() < 0.3:
-        return Scene("\n".join(f"{key} {entry[key]}: {entry[body]}" for entry in entries), focus)
-    return Scene({f"{noun}s": entries} if rng.random() < 0.5 else entries, focus)
+        return "\n".join(f"{key} {entry[key]}: {entry[body]}" for entry in entries), focuses
+    return ({f"{noun}s": entries} if rng.random() < 0.5 else entries), focuses
 
 
-def _by_time(rng: random.Random, split: Split, text: str, others: Sequence[str]) -> Scene:
+def _by_time(rng: random.Random, split: Split, texts: Sequence[str]) -> Thread:
     last = rng.random() < 0.65
-    texts = [*others, text] if last else [text, *others]
-    focus = (_LAST if last else _FIRST).draw(rng, split)
+    focuses = [(_LAST if last else _FIRST).draw(rng, split)]
+    texts = [*texts[1:], texts[0]] if last else texts
     times = [_TIMES[index] for index in sorted(rng.sample(range(len(_TIMES)), len(texts)))]
     kind = rng.random()
     if kind < 0.35:
-        return Scene("\n".join(f"{time} {said}" for time, said in zip(times, texts, strict=True)), focus)
+        return "\n".join(f"{time} {said}" for time, said in zip(times, texts, strict=True)), focuses
     if kind < 0.6:
-        return Scene(texts, focus)
+        return list(texts), focuses
     body = pick(rng, _TEXT_KEYS)
     entries = [{"time": time, body: said} for time, said in zip(times, texts, strict=True)]
-    return Scene({pick(rng, ("thread", "messages", "log")): entries} if rng.random() < 0.6 else entries, focus)
+    return ({pick(rng, ("thread", "messages", "log")): entries} if rng.random() < 0.6 else entries), focuses
 
 
 _SCENES = (_settled, _settled, _by_people, _by_people, _by_tag, _by_time)
@@ -265,7 +269,16 @@ def among(rng: random.Random, split: Split, text: str, others: Sequence[str]) ->
     """Returns a scene with a message that counts and others that do not; `alone` where there are no others."""
     if not others:
         return alone(rng, split, text)
-    return pick(rng, _SCENES)(rng, split, text, others)
+    state, focuses = pick(rng, _SCENES)(rng, split, [text, *others])
+    return Scene(state, focuses[0])
+
+
+def recite(rng: random.Random, split: Split, texts: Sequence[str]) -> Recital:
+    """Returns some messages, and what each of those says that a question can refer to."""
+    state, focuses = pick(rng, _SCENES)(rng, split, texts)
+    told = list(zip(focuses, texts, strict=False))
+    rng.shuffle(told)
+    return Recital(state, tuple(told))
 
 
 def distractor_count(rng: random.Random) -> int:

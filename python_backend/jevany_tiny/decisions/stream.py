@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from jevany_tiny.decisions import facts, routing, screening, thresholds, tools, urgency
 from jevany_tiny.decisions.dice import Dice
-from jevany_tiny.decisions.example import Example
+from jevany_tiny.decisions.example import Example, Recital
 from jevany_tiny.decisions.phrases import Split
 
 Maker = Callable[[random.Random, Split], Example]
@@ -45,6 +45,16 @@ MAKERS: tuple[tuple[Maker, float], ...] = (
     (screening.risk_score, 6),
 )
 
+# What the recitals are about.
+RECITERS: tuple[tuple[Callable[[random.Random, Split], Recital], float], ...] = (
+    (facts.told_values, 4),
+    (facts.told_events, 1.5),
+    (facts.told_mentions, 0.5),
+    (routing.told_messages, 2),
+    (thresholds.told_numbers, 2),
+    (thresholds.told_dates, 1),
+)
+
 DOMAINS = ("routing", "urgency", "facts", "thresholds", "tools", "screening")
 
 
@@ -69,6 +79,15 @@ def decisions(split: Split, seed: int | str, makers: tuple[tuple[Maker, float], 
     rng = Dice(f"{split}/{seed}")
     while True:
         yield from _block(rng, split, makers)
+
+
+def recitals(seed: int | str) -> Iterator[Recital]:
+    """Yields training recitals without end."""
+    rng = random.Random(f"recitals/{seed}")
+    cumulative = list(itertools.accumulate(weight for _, weight in RECITERS))
+    while True:
+        for reciter, _ in rng.choices(RECITERS, cum_weights=cumulative, k=_BLOCK):
+            yield reciter(rng, "train")
 
 
 def lessons(seed: int | str, ramp: int) -> Iterator[Example]:

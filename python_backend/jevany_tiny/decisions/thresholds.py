@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jevany_tiny.decisions.dice import if_hard
-from jevany_tiny.decisions.example import Example, choice, noul, score
+from jevany_tiny.decisions.example import Example, Recital, choice, noul, score
 from jevany_tiny.decisions.phrases import Phrases, Split, phrases, pick, split_words
 from jevany_tiny.decisions.records import SUBJECTS, Subject, names, render_table
 
@@ -83,6 +83,13 @@ _BELOW = phrases(
     "Is the {key} for {who} under {limit}?",
     "Does {who} have a {key} below {limit}?",
     held_out=("For {who}, is the {key} less than {limit}?", "Is {who}'s {key} under {limit}?"),
+)
+_HOW_MUCH = phrases(
+    "What is the {key} of {who}?",
+    "What is {who}'s {key}?",
+    "Which {key} does {who} have?",
+    "{who}: which {key}?",
+    held_out=("Which is the {key} of {who}?",),
 )
 _RULE = phrases(
     "The {key} limit is {limit}.",
@@ -215,6 +222,51 @@ def limit_noul(rng: random.Random, split: Split) -> Example:
     unit = quantity.unit if rng.random() < 0.5 else ""
     instructions = frame.format(key=quantity.key, who=who[0], limit=_with_unit(limit, unit))
     return noul(rng, split, "thresholds", state, instructions, above == asks_above)
+
+
+def told_numbers(rng: random.Random, split: Split) -> Recital:
+    """What number each record has, which is the largest, and whether it is above or below some other number."""
+    quantity = pick(rng, QUANTITIES)
+    middle = _middle(rng, quantity)
+    values = [_beside(rng, middle, rng.random() < 0.5) for _ in range(rng.randint(2, 5))]
+    state, who, subject = _quantity_state(rng, split, quantity, values)
+    told = []
+    for name, value in zip(who, values, strict=True):
+        told.append((_HOW_MUCH.draw(rng, split).format(key=quantity.key, who=name), str(value)))
+        for _ in range(2):
+            above, asks_above = rng.random() < 0.5, rng.random() < 0.5
+            limit = _beside(rng, max(1, value), not above)
+            frame = (_ABOVE if asks_above else _BELOW).draw(rng, split)
+            answer = "yes" if above == asks_above else "no"
+            told.append((frame.format(key=quantity.key, who=name, limit=limit), answer))
+    told = rng.sample(told, min(5, len(told)))
+    if len(set(values)) == len(values):
+        high = rng.random() < 0.5
+        best = who[values.index(max(values) if high else min(values))]
+        told.append(((_MOST if high else _LEAST).draw(rng, split).format(key=quantity.key, noun=subject.noun), best))
+    return Recital(state, tuple(told))
+
+
+def told_dates(rng: random.Random, split: Split) -> Recital:
+    """What date each record has, which is the first, and whether it is before or after some other date."""
+    key, style = pick(rng, _DATE_KEYS), pick(rng, (0, 0, 1, 2))
+    middle = _some_day(rng)
+    days = [_day_beside(rng, middle, rng.random() < 0.5) for _ in range(rng.randint(2, 4))]
+    state, who, subject = _date_state(rng, split, key, days, style)
+    told = []
+    for name, day in zip(who, days, strict=True):
+        told.append((_HOW_MUCH.draw(rng, split).format(key=key, who=name), _spelled(day, style)))
+        for _ in range(2):
+            after, asks_after = rng.random() < 0.5, rng.random() < 0.5
+            limit = _spelled(_day_beside(rng, day, not after), style)
+            frame = (_AFTER if asks_after else _BEFORE).draw(rng, split)
+            told.append((frame.format(key=key, who=name, limit=limit), "yes" if after == asks_after else "no"))
+    told = rng.sample(told, min(4, len(told)))
+    if len(set(days)) == len(days):
+        last = rng.random() < 0.5
+        best = who[days.index(max(days) if last else min(days))]
+        told.append(((_LATEST if last else _EARLIEST).draw(rng, split).format(key=key, noun=subject.noun), best))
+    return Recital(state, tuple(told))
 
 
 def rule_noul(rng: random.Random, split: Split) -> Example:
