@@ -35,7 +35,8 @@ class Settings:
         random_weights: Whether the weights are random numbers in the true shape, for measuring latency.
         dtype: What the weights are served in.
         device: Where this instance runs.
-        engine: How it runs, one of `engine.modes.MODES`; None for the fastest there is for its family and device.
+        engine: How it runs, one of `engine.modes.MODES`; None for transformers: ``sdpa`` on a GPU, ``reference`` on the
+            CPU. Our own ``engine`` is opt-in, because it has not yet been measured on a GPU: only its name chooses it.
         limits: The most tokens a request may have.
     """
 

@@ -151,7 +151,7 @@ def load_model(settings: Settings) -> DecisionModel:
     parameters = sum(parameter.numel() for parameter in text_model.parameters())
     step.done(f"weights ready: {parameters:,} parameters, {settings.dtype}, on {settings.device}")
     encoder = RowEncoder(files.tokenizer, files.delimiters, files.labels, limits)
-    mode = choose_mode(settings.engine, files.config.model_type, settings.device)
+    mode = choose_mode(settings.engine, settings.device)
     engine = build_engine(mode, text_model, readout, limits.row_tokens)
     step.done(f"engine {mode} ready")
     return DecisionModel(settings.name, encoder, engine, random_weights=settings.random_weights)
