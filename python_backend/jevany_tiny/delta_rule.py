@@ -56,7 +56,7 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
         d_o = tl.load(d_out + at * size + place)
         decay = tl.exp(tl.load(g + at))
         strength = tl.load(beta + at)
-        before = tl.load(states + (at - heads) * size * size + square, mask=(square >= 0) & (position > 0), other=0.0)
+        before = tl.load(states + (at - heads) * size * size + square, mask=square < position * size * size, other=0.0)
         decayed = before * decay
         error = v - tl.sum(decayed * k[:, None], 0)
 

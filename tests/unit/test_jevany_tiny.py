@@ -16,7 +16,7 @@ import pytest
 
 from jevany_backend.encoding import MAX_LABELS, build_labels, find_delimiters, label_ids
 from jevany_backend.protocol import question_from_json, render, request_from_json
-from jevany_tiny.batches import Course, Encoders, batches_of, training_batches
+from jevany_tiny.batches import NO_DECISION, Batch, Course, Encoders, batches_of, training_batches
 from jevany_tiny.decisions import (
     DOMAINS,
     MAKERS,
@@ -24,6 +24,7 @@ from jevany_tiny.decisions import (
     facts,
     lessons,
     phrases,
+    recitals,
     routing,
     scene,
     screening,
@@ -33,7 +34,7 @@ from jevany_tiny.decisions import (
     urgency,
 )
 from jevany_tiny.decisions.phrases import Split
-from jevany_tiny.decisions.stream import Maker
+from jevany_tiny.decisions.stream import RECITERS, Maker
 from jevany_tiny.tokenizer import SplitText, save_tokenizer, texts, train_tokenizer
 
 MODULES = (facts, routing, scene, screening, thresholds, tools, urgency)
@@ -304,6 +305,129 @@ def test_held_out_sentences_use_words_that_training_knows() -> None:
             assert not unknown, (frame, unknown)
 
 
+# Recitals. -------------------------------------------------------------------------------------------------------
+
+
+def recited(reciter: Any, count: int = 1000) -> Any:
+    rng = random.Random(f"tests/{reciter.__name__}")
+    return [reciter(rng, "train") for _ in range(count)]
+
+
+def test_the_same_seed_gives_the_same_recitals() -> None:
+    first, second, third = (list(itertools.islice(recitals(seed), 100)) for seed in ("a", "a", "b"))
+    assert first == second != third
+
+
+@pytest.mark.parametrize("reciter", [reciter for reciter, _ in RECITERS])
+def test_told_answers_occur_in_the_state(reciter: Any) -> None:
+    answers: Counter[str] = Counter()
+    for recital in recited(reciter):
+        assert recital.told
+        for asked, answer in recital.told:
+            assert asked
+            assert "{" not in asked
+            answers[answer] += 1
+            assert answer in ("yes", "no") or answer in render(recital.state), recital
+    if reciter is routing.told_messages:
+        assert not answers["yes"] + answers["no"]
+    else:
+        assert min(answers["yes"], answers["no"]) > 0.3 * (answers["yes"] + answers["no"])
+
+
+def test_told_messages_are_those_of_the_people_asked_about() -> None:
+    checked = 0
+    for recital in recited(routing.told_messages):
+        if isinstance(recital.state, dict) and len(recital.state) > 1 and len(recital.told) == len(recital.state):
+            for asked, answer in recital.told:
+                assert recital.state[named(recital.state, asked)] == answer
+                checked += 1
+    assert checked > 100
+
+
+def test_told_values_follow_from_the_records() -> None:
+    checked = 0
+    for recital in recited(facts.told_values):
+        rows = record(recital.state)
+        if rows is None:
+            continue
+        for asked, answer in recital.told:
+            who = answer if answer in rows else named(rows, asked)
+            values = [value for key, value in rows[who].items() if key in asked and key not in ("name", "id")]
+            if len(values) != 1:
+                continue
+            [value] = values
+            if answer in rows:
+                assert value in asked, recital
+            elif answer in ("yes", "no"):
+                assert (value in asked.replace(who, "")) == (answer == "yes"), recital
+            else:
+                assert value == answer, recital
+            checked += 1
+    assert checked > 1000
+
+
+def test_told_numbers_follow_from_the_records() -> None:
+    checked = 0
+    for recital in recited(thresholds.told_numbers):
+        rows = record(recital.state)
+        if rows is None:
+            continue
+        for asked, answer in recital.told:
+            who = answer if answer in rows else named(rows, asked)
+            keys = [key for key in rows[who] if key in asked and key not in ("name", "id")]
+            if len(keys) != 1:
+                continue
+            values = {name: number(fields[keys[0]]) for name, fields in rows.items()}
+            if answer in rows:
+                most = re.search(r"most|highest|largest|biggest|greatest|maxim", asked) is not None
+                assert values[who] == (max if most else min)(values.values()), recital
+            elif answer in ("yes", "no"):
+                limit = number(asked.replace(who, ""))
+                above = re.search(r"above|more than|greater|exceed|over ", asked) is not None
+                assert (values[who] > limit if above else values[who] < limit) == (answer == "yes"), recital
+            else:
+                assert values[who] == int(answer), recital
+            checked += 1
+    assert checked > 1000
+
+
+def test_told_mentions_follow_from_the_list() -> None:
+    for recital in recited(facts.told_mentions):
+        for asked, answer in recital.told:
+            if isinstance(recital.state, list):
+                frame = r"^Does the text mention |^Is |^Does | in the list\?$| occur in the record\?$|\?$"
+                assert (re.sub(frame, "", asked) in recital.state) == (answer == "yes"), recital
+
+
+def test_a_recital_tells_its_answers(tokenizer_folder: Path) -> None:
+    encoders = Encoders(tokenizer_folder)
+    decode = encoders.tokenizer.decode
+    end_option = find_delimiters(encoders.tokenizer).ids[3]  # type: ignore[arg-type]
+    whole = 0
+    for recital in itertools.islice(recitals("told"), 500):
+        told = encoders.recite(recital)
+        assert told.label == NO_DECISION
+        assert told.row.option_ends == []
+        assert told.told == sorted(set(told.told))
+        assert told.told[-1] + 1 < len(told.row.ids)
+        runs: list[list[int]] = [[]]
+        for before, position in itertools.pairwise([told.told[0] - 1, *told.told]):
+            if position != before + 1:
+                runs.append([])
+            runs[-1].append(told.row.ids[position + 1])
+        # Long answers are cut, and so is the last of many.
+        for place, (run, (_, answer)) in enumerate(zip(runs, recital.told, strict=False)):
+            if run[-1] == end_option:
+                assert decode(run[:-1]) == answer
+                whole += 1
+            else:
+                assert end_option not in run
+                assert answer.startswith(decode(run).rstrip("\ufffd"))
+                assert len(run) == 12 or (place == len(runs) - 1 and len(told.told) == 48)
+        assert len(runs) == len(recital.told) or len(told.told) == 48
+    assert whole > 1000
+
+
 # Tokenizer. ------------------------------------------------------------------------------------------------------
 
 
@@ -369,6 +493,33 @@ def test_training_batches_depend_on_the_seed_only(tokenizer_folder: Path) -> Non
     first, second, third = (list(itertools.islice(stream, 4)) for stream in streams)
     assert all(np.array_equal(one.ids, other.ids) for one, other in zip(first, second, strict=True))
     assert not all(np.array_equal(one.ids, other.ids) for one, other in zip(first, third, strict=True))
+
+
+def reciting(batches: list[Batch]) -> float:
+    return float(np.mean(np.concatenate([batch.labels for batch in batches]) == NO_DECISION))
+
+
+def test_a_course_begins_with_recitals(tokenizer_folder: Path) -> None:
+    # Eight batches of eight rows come at a time.
+    course = Course(primer=128, ramp=1000, reciting=0.25)
+    batches = list(itertools.islice(training_batches(Encoders(tokenizer_folder), ("pointer",), "c", 8, course), 32))
+    assert reciting(batches[:16]) == 0.75
+    assert reciting(batches[16:]) == 0.25
+    for batch in batches:
+        recites = batch.labels == NO_DECISION
+        assert (batch.option_ends[recites] == -1).all()
+        assert (batch.option_ends[~recites] >= 0).any(axis=1).all()
+        assert ((batch.told >= 0).sum(axis=1) > 0).all()
+        assert (batch.told < batch.decide[:, None]).all()
+
+
+def test_a_plain_course_has_decisions_only(tokenizer_folder: Path) -> None:
+    batches = list(itertools.islice(training_batches(Encoders(tokenizer_folder), ("pointer",), "c", 8, Course()), 8))
+    assert reciting(batches) == 0
+
+
+def test_workers_share_a_course() -> None:
+    assert Course(120, 4000, 0.25).part(4) == Course(30, 1000, 0.25)
 
 
 def test_lessons_go_from_easy_to_hard() -> None:
