@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import multiprocessing
 import os
 import random
@@ -162,9 +163,10 @@ def training_batches(
         course: What is shown when.
     """
     rng = random.Random(f"order/{seed}")
+    # A ramp that ends before the primer does leaves none.
+    decisions = lessons(seed, max(0, course.ramp - course.primer))
     # Few decisions are shown in the primer: what counts there is that they stay easy.
-    decisions = lessons(seed, course.ramp - course.primer)
-    easy = lessons(f"{seed}/primer", 1 << 40)
+    easy = lessons(f"{seed}/primer", math.inf)
     recited = (row for row in map(encoders.recite, recitals(seed)) if len(row.row.ids) <= _LONGEST_RECITAL)
     shown = 0
     while True:

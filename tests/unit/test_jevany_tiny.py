@@ -518,6 +518,15 @@ def test_a_plain_course_has_decisions_only(tokenizer_folder: Path) -> None:
     assert reciting(batches) == 0
 
 
+def test_a_ramp_shorter_than_the_primer_ends_with_it(tokenizer_folder: Path) -> None:
+    encoders = Encoders(tokenizer_folder)
+    one, other = (
+        itertools.islice(training_batches(encoders, ("pointer",), "c", 8, Course(primer=64, ramp=ramp)), 24)
+        for ramp in (0, 64)
+    )
+    assert all(np.array_equal(a.ids, b.ids) for a, b in zip(one, other, strict=True))
+
+
 def test_workers_share_a_course() -> None:
     assert Course(120, 4000, 0.25).part(4) == Course(30, 1000, 0.25)
 

@@ -90,12 +90,13 @@ def recitals(seed: int | str) -> Iterator[Recital]:
             yield reciter(rng, "train")
 
 
-def lessons(seed: int | str, ramp: int) -> Iterator[Example]:
+def lessons(seed: int | str, ramp: float) -> Iterator[Example]:
     """Yields training decisions without end, from easy to hard.
 
     Args:
         seed: Where the stream starts.
-        ramp: After how many rows the full hardness is reached; a fifth of the rows stays easier for ever.
+        ramp: After how many rows the full hardness is reached, infinity for never; a fifth of the rows stays easier for
+            ever.
     """
     rng = Dice(f"train/{seed}")
     for row in itertools.count(step=_BLOCK):
