@@ -21,11 +21,11 @@ import torch
 from jevany_backend.checkpoint import CheckpointError, first_line
 from jevany_backend.encoding import Row
 from jevany_backend.engine.graphs import OUR_GRID, GraphEngine, padding_share
-from jevany_backend.engine.modes import MODES, build_engine
+from jevany_backend.engine.modes import MODES, OUR_FAMILIES, build_engine
 from jevany_backend.engine.reference import ReferenceEngine, hide_gpu_kernels, live_kernels
 from jevany_bench import machine, report
 from jevany_bench.models import Candidate, find_candidate
-from jevany_bench.panel import Panel, Request, read_panel, synthetic_row
+from jevany_bench.panel import Panel, read_panel
 from jevany_bench.progress import Progress
 from jevany_bench.protocol import REPEATS, SEED, WARM_UP, Samples, changes, measure
 
@@ -39,7 +39,6 @@ _SHARE = (1, 2)
 _PROFILED = ("graphs", "engine")
 _PARITY_LENGTHS = (33, 100, 128, 200, 500)
 _EDGES = (32, 64, 104, 128, 256, 512)
-_OUR_FAMILY = "qwen3_5_text"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -107,7 +106,7 @@ class _Run:
     def all(self) -> bool:
         """Run every part; return whether all modes gave samples."""
         config = self.candidate.files.config
-        ours = config.model_type == _OUR_FAMILY and "engine" in self.modes
+        ours = config.model_type in OUR_FAMILIES and "engine" in self.modes
         # What has the least behind it comes first: an error on the GPU may end everything that would come after it.
         self._part("model", self._modes)
         if ours and self.device.type == "cuda":
@@ -228,18 +227,8 @@ class _Run:
 
     def _row(self, tokens: int) -> Row:
         # Four options, as most rows of the panel have.
-        question = max((row for row in self.rows), key=lambda row: len(row.option_ends) == 4)
-        options = len(question.option_ends)
-        files = self.candidate.files
-        request = Request(f"length-{tokens}", None, _Options(options), tokens)  # type: ignore[arg-type]
-        return synthetic_row(request, files.delimiters.ids, min(files.config.vocab_size, *files.delimiters.ids))
-
-
-class _Options:
-    """A question of which only the number of options counts."""
-
-    def __init__(self, count: int) -> None:
-        self.option_texts = [""] * count
+        options = len(max(self.rows, key=lambda row: len(row.option_ends) == 4).option_ends)
+        return self.candidate.synthetic_row(f"length-{tokens}", tokens, options)
 
 
 def _median_ms(run: Callable[[], object], repeats: int = 50) -> float:
@@ -261,11 +250,11 @@ def _choices(engine: GraphEngine) -> dict[str, Any]:
         "launched_early": forward.early,
         "delta_rule": dict(zip(map(str, rule.rows), rule.names, strict=True)),
         "products": {
-            f"{inputs} -> {outputs}": {
+            f"{inputs} -> {outputs}{' (added up)' if summed else ''}": {
                 "transposed": plan.transposed,
                 "by_rows": dict(zip(map(str, plan.rows), map(str, plan.ways), strict=True)),
             }
-            for (outputs, inputs), plan in forward.plans.items()
+            for (outputs, inputs, summed), plan in forward.plans.items()
         },
         "microseconds": forward.measured.times,
     }

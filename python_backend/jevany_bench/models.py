@@ -55,10 +55,14 @@ class Candidate:
         """Return the panel's rows: encoded by the model's tokenizer, or of random tokens where it has none."""
         files = self.files
         if isinstance(files, RandomRelease):
-            words = min(files.config.vocab_size, *files.delimiters.ids)
-            return [synthetic_row(request, files.delimiters.ids, words) for request in panel.requests]
+            return [self.synthetic_row(r.id, r.tokens, len(r.question.option_texts)) for r in panel.requests]
         encoder = RowEncoder(files.tokenizer, files.delimiters, files.labels, Limits(1 << 20, 1 << 20))
         return [encoded_row(request, encoder) for request in panel.requests]
+
+    def synthetic_row(self, name: str, tokens: int, options: int) -> Row:
+        """Return a row of random tokens, none of which gives structure; see `panel.synthetic_row`."""
+        delimiters = self.files.delimiters.ids
+        return synthetic_row(name, tokens, options, delimiters, min(self.files.config.vocab_size, *delimiters))
 
     def load(self, device: torch.device, longest: int) -> tuple[PreTrainedModel, Readout]:
         """Load its weights.

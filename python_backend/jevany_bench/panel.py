@@ -68,19 +68,20 @@ def read_panel(path: Path) -> Panel:
     return Panel(path.name, hashlib.sha256(content).hexdigest(), requests)
 
 
-def synthetic_row(request: Request, delimiters: tuple[int, ...], vocabulary: int) -> Row:
+def synthetic_row(name: str, tokens: int, options: int, delimiters: tuple[int, ...], vocabulary: int) -> Row:
     """Make a row of a request's length from random tokens, for a model that has no tokenizer of its own.
 
     Args:
-        request: What to imitate: its length and its number of options.
+        name: What the tokens are drawn by: the same ones for the same name.
+        tokens: Its length.
+        options: How many options it has.
         delimiters: The five structure tokens: state, question, option, end-option, decide.
         vocabulary: How many tokens there are to draw from.
     """
     state, question, option, end_option, decide = delimiters
-    draw = random.Random(request.id)
-    options = len(request.question.option_texts)
+    draw = random.Random(name)
     # The text tokens that are left are dealt out: 6 to each option, 16 to the question, the others to the state.
-    text = max(request.tokens - 3 - 2 * options, options + 2)
+    text = max(tokens - 3 - 2 * options, options + 2)
     of_option = max(1, min(6, (text - 2) // (options + 1)))
     of_question = max(1, min(16, text - options * of_option - 1))
 

@@ -14,7 +14,7 @@ from jevany_backend.engine.graphs import CudaGraphs, Executor, GraphEngine, Grid
 from jevany_backend.engine.measured import Measured
 from jevany_backend.engine.reference import UnmaskedTransformers, own_kernels
 from jevany_backend.readout import PointerReadout
-from jevany_bench.panel import Request, synthetic_row
+from jevany_bench.panel import synthetic_row
 
 _LAYERS = 4  # Three of the delta rule, one of full attention.
 
@@ -85,7 +85,7 @@ def bucket_edges(config: Any, dtype: torch.dtype, device: torch.device, buckets:
     graphed, poisoned, eager = made(graphs(), 0), made(graphs(), config.vocab_size - 1), made(NoGraphs(device), 0)
     largest = {"graph_or_not": 0.0, "padding": 0.0, "repeats": 0.0}
     for length in sorted({n + step for n in buckets for step in (-1, 0, 1)}):
-        row = synthetic_row(_request(length), (1, 2, 3, 4, 5), config.vocab_size)
+        row = synthetic_row(f"edge-{length}", length, 3, (1, 2, 3, 4, 5), config.vocab_size)
         first = graphed.probabilities(row)
         others = {"graph_or_not": eager.probabilities(row), "padding": poisoned.probabilities(row)}
         others["repeats"] = graphed.probabilities(row)
@@ -119,11 +119,3 @@ def _readout(width: int, device: torch.device) -> PointerReadout:
 
     names = ("q.weight", "k.weight"), ("q.bias", "k.bias")
     return PointerReadout({n: values(256, width) for n in names[0]} | {n: values(256) for n in names[1]})
-
-
-def _request(tokens: int) -> Request:
-    from jevany_backend.protocol import parse_request
-
-    body = b'{"state": null, "question": {"type": "choice", "criteria": {"a": null, "b": null, "c": null}}}'
-    [question] = parse_request(body).questions.values()
-    return Request(f"edge-{tokens}", None, question, tokens)

@@ -27,11 +27,12 @@ def test_synthetic_rows_have_the_lengths_of_the_panel() -> None:
     panel = read_panel(PANEL)
     assert len(panel.requests) == 231
     for request in panel.requests:
-        row = synthetic_row(request, (1, 2, 3, 4, 5), 1000)
+        options = len(request.question.option_texts)
+        row = synthetic_row(request.id, request.tokens, options, (1, 2, 3, 4, 5), 1000)
         assert len(row.ids) == request.tokens
         assert row.decide == request.tokens - 1
-        assert [row.ids[end] for end in row.option_ends] == [4] * len(request.question.option_texts)
-        assert row == synthetic_row(request, (1, 2, 3, 4, 5), 1000)
+        assert [row.ids[end] for end in row.option_ends] == [4] * options
+        assert row == synthetic_row(request.id, request.tokens, options, (1, 2, 3, 4, 5), 1000)
 
 
 def test_a_release_is_measured_with_random_weights_and_without_its_files() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from jevany_backend.checkpoint.plan import build_model
+from jevany_backend.engine.families import qwen3_5
 from jevany_backend.engine.families.qwen3_5 import Qwen35
 from jevany_backend.engine.measured import Measured
 from jevany_backend.engine.packed import Product, ProductPlan
@@ -120,3 +121,11 @@ def test_packing_leaves_no_second_copy() -> None:
 def test_a_variant_that_is_not_computed_is_refused() -> None:
     with pytest.raises(ValueError, match="hidden_act 'gelu'"):
         Qwen35(small_model(hidden_act="gelu"), Measured(DEVICE), LONGEST, fused=False)
+
+
+def test_a_plan_for_a_sum_is_not_given_to_another_reader() -> None:
+    packer = qwen3_5._Packer(Measured(torch.device("cpu")), 64)
+    packer.product(torch.nn.Linear(8, 4, bias=False), summed=True)
+    packer.product(torch.nn.Linear(8, 4, bias=False))
+    packer.product(torch.nn.Linear(8, 4, bias=False))
+    assert list(packer.plans) == [(4, 8, True), (4, 8, False)]

@@ -30,7 +30,7 @@ MODES = {
     "graphs": "the same with the whole forward pass in CUDA graphs: the published recipe",
     "engine": "our forward pass over packed weights, fused kernels, CUDA graphs; not yet measured on a GPU",
 }
-_OUR_FAMILIES = ("qwen3_5_text",)
+OUR_FAMILIES = ("qwen3_5_text",)
 
 
 def choose_mode(mode: str | None, device: torch.device) -> str:
@@ -96,9 +96,9 @@ def _our_engine(
     progress: Callable[[int, int], None] | None,
 ) -> GraphEngine:
     model_type = model.config.model_type
-    if model_type not in _OUR_FAMILIES:
+    if model_type not in OUR_FAMILIES:
         raise CheckpointError(
-            f"parameter engine: engine runs {', '.join(_OUR_FAMILIES)}, and this model is {model_type}"
+            f"parameter engine: engine runs {', '.join(OUR_FAMILIES)}, and this model is {model_type}"
         )
     # Triton comes with PyTorch for GPUs only, and these modules need it.
     from jevany_backend.engine.families.qwen3_5 import Qwen35
@@ -140,7 +140,8 @@ def _log_choices(forward: Qwen35, measured: Measured) -> None:
     log.info("%d times measured now, %d known", measured.measured_now, sum(map(len, measured.times.values())))
     log.info("fused kernels launched %s", "early" if forward.early else "one after another")
     log.info("delta rule: %s", forward.delta_rule)
-    for (outputs, inputs), plan in forward.plans.items():
+    for (outputs, inputs, summed), plan in forward.plans.items():
         libraries = ", ".join(f"{name} ({count})" for name, count in Counter(map(str, plan.ways)).items())
         layout = "transposed" if plan.transposed else "as stored"
-        log.info("product %d -> %d: weights %s, %s", inputs, outputs, layout, libraries)
+        reader = " (added up)" if summed else ""
+        log.info("product %d -> %d%s: weights %s, %s", inputs, outputs, reader, layout, libraries)

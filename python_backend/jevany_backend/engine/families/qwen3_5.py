@@ -235,12 +235,13 @@ def _rotary_tables(model: Any, longest: int) -> tuple[torch.Tensor, torch.Tensor
 
 
 class _Packer:
-    """Takes the layers out of a model, one by one; weights of one shape share a plan."""
+    """Takes the layers out of a model, one by one; weights of one shape share a plan, if their readers are alike."""
 
     def __init__(self, measured: Measured, longest: int) -> None:
         self.measured = measured
         self.longest = longest
-        self.plans: dict[tuple[int, int], ProductPlan] = {}
+        # By outputs, inputs and whether the reader adds up parts: a plan in parts is of no use to any other reader.
+        self.plans: dict[tuple[int, int, bool], ProductPlan] = {}
 
     def layer(self, model: Any, index: int) -> DeltaLayer | AttentionLayer:
         source = model.layers[index]
@@ -277,7 +278,8 @@ class _Packer:
 
     def product(self, *linears: Any, summed: bool = False) -> Product:
         shape = (sum(linear.weight.shape[0] for linear in linears), linears[0].weight.shape[1])
-        if shape not in self.plans:
+        key = (*shape, summed)
+        if key not in self.plans:
             dtype = linears[0].weight.dtype
-            self.plans[shape] = plan_product(self.measured, shape, dtype, self.longest, summed=summed)
-        return Product(linears, self.plans[shape])
+            self.plans[key] = plan_product(self.measured, shape, dtype, self.longest, summed=summed)
+        return Product(linears, self.plans[key])
