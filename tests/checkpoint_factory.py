@@ -56,6 +56,27 @@ def byte_tokenizer(special: tuple[str, ...] = QWEN_DELIMITERS, characters: str =
     return fast
 
 
+# Heads as wide as the released models', for kernels that have no narrow ones.
+TRUE_WIDTHS: dict[str, dict[str, Any]] = {
+    "qwen3_5": {
+        "hidden_size": 512,
+        "intermediate_size": 1024,
+        "head_dim": 256,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10_000_000,
+            "partial_rotary_factor": 0.25,
+            "mrope_interleaved": True,
+            "mrope_section": [11, 11, 10],
+        },
+    },
+    "muse_glimmer": {"hidden_size": 512, "intermediate_size": 1024, "head_dim": 128},
+    "gemma4": {"hidden_size": 512, "intermediate_size": 1024, "head_dim": 256, "global_head_dim": 512},
+}
+
+
 def qwen_config(vocabulary: int, **changes: Any) -> Qwen3_5TextConfig:
     """Return a small ``qwen3_5`` decoder: DeltaNet and full attention, grouped heads in both."""
     settings: dict[str, Any] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from jevany_backend.engine.kernels import FUSED, TWINS, Kernels
 from jevany_backend.engine.kernels.delta_inputs import DeltaShape
 from jevany_backend.engine.kernels.qk_norm_rotary import AttentionShape
-from jevany_backend.engine.measured import Measured
+from jevany_backend.engine.measured import Measured, elapsed
 
 _REPEATS = 5
 
@@ -39,7 +40,7 @@ def time_kernels(
             found.setdefault(name, {})[str(length)] = {
                 "difference": max(map(_difference, _tensors(fused(0)), _tensors(twin(0)))),
                 "fused": times["fused"],
-                "twin": _microseconds(twin),
+                "twin": min(elapsed(partial(twin, index)) for index in range(_REPEATS)) * 1e6,
             }
     return found
 
@@ -52,18 +53,6 @@ def _tensors(result: Any) -> list[torch.Tensor]:
 
 def _difference(ours: torch.Tensor, twin: torch.Tensor) -> float:
     return float((ours.float() - twin.float()).norm() / twin.float().norm().clamp(min=1e-30))
-
-
-def _microseconds(run: Callable[[int], object]) -> float:
-    times = []
-    for index in range(_REPEATS):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        run(index)
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3)
-    return min(times)
 
 
 def _calls(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import subprocess
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from jevany_backend.engine.measured import driver_version, elapsed, package_version
 
 _PACKAGES = ("torch", "triton", "transformers", "flash-linear-attention", "causal-conv1d", "flash-qla", "numpy")
 
@@ -41,15 +42,14 @@ class Limits:
 
 def describe(device: torch.device) -> dict[str, Any]:
     """Return hardware, driver and versions."""
-    driver = Path("/proc/driver/nvidia/version")
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
         "processors": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "driver": driver.read_text().splitlines()[0] if driver.is_file() else None,
+        "driver": driver_version(),
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
-        "packages": {name: version for name in _PACKAGES if (version := _version(name))},
+        "packages": {name: version for name in _PACKAGES if (version := package_version(name))},
         "tf32": torch.backends.cuda.matmul.allow_tf32,
     }
 
@@ -73,24 +73,8 @@ def measure_limits(device: torch.device, dtype: torch.dtype) -> Limits | None:
         return None
     source = torch.empty(1 << 30, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    seconds = min(_seconds(lambda: target.copy_(source)) for _ in range(5))
+    seconds = min(elapsed(lambda: target.copy_(source)) for _ in range(5))
     # The cache gives both back where the model needs them.
     square = torch.randn(8192, 8192, dtype=dtype, device=device)
-    product = min(_seconds(lambda: square @ square) for _ in range(5))
+    product = min(elapsed(lambda: square @ square) for _ in range(5))
     return Limits(2 * (1 << 30) / seconds, 2 * 8192**3 / product)
-
-
-def _seconds(run: Any) -> float:
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
-    run()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / 1e3
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -18,7 +18,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _forward_kernel(query, key, value, g, beta, out, states, length, heads, size: tl.constexpr):  # type: ignore[no-untyped-def]
+def _forward_kernel(query, key, value, g, beta, out, states, length, heads, size: tl.constexpr):
     program = tl.program_id(0).to(tl.int64)
     row, head = program // heads, program % heads
     place = tl.arange(0, size)
@@ -37,7 +37,7 @@ def _forward_kernel(query, key, value, g, beta, out, states, length, heads, size
 
 
 @triton.jit
-def _backward_kernel(  # type: ignore[no-untyped-def]
+def _backward_kernel(
     query, key, value, g, beta, states, d_out, d_query, d_key, d_value, d_g, d_beta, length, heads, size: tl.constexpr
 ):
     program = tl.program_id(0).to(tl.int64)

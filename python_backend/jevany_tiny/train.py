@@ -122,7 +122,7 @@ def train_base(options: argparse.Namespace) -> None:
         steps=options.steps,
         minutes=options.minutes,
         rate=options.rate,
-        telling=True,
+        from_scratch=True,
     )
     feed.close()
     torch.save(learner.state_dict(), progress_file)
@@ -154,7 +154,7 @@ def train_adapter(options: argparse.Namespace, readout: str) -> None:
         steps=options.adapter_steps,
         minutes=options.adapter_minutes,
         rate=options.adapter_rate,
-        telling=False,
+        from_scratch=False,
         watched=(readout,),
     )
     feed.close()
@@ -201,7 +201,7 @@ def _fit(
     steps: int,
     minutes: float,
     rate: float,
-    telling: bool,
+    from_scratch: bool,
     watched: Sequence[Readout] = READOUTS,
 ) -> tuple[int, float]:
     """Trains until the steps or the minutes are used up; the learning rate follows whichever is further along.
@@ -213,13 +213,13 @@ def _fit(
         steps: At most so many.
         minutes: At most so long.
         rate: Peak learning rate.
-        telling: Whether recitals and running text are learnt too, and all matrices with Muon.
+        from_scratch: As `TrainingStep` takes it.
         watched: Which readouts are measured on held-out rows.
 
     Returns:
         The number of steps and the seconds they took.
     """
-    step = TrainingStep(learner, rate, muon=telling, telling=telling)
+    step = TrainingStep(learner, rate, from_scratch=from_scratch)
     warmup = min(200, steps // 10 + 1)
     encoders = Encoders(options.out / "base")
     watch = take("heldout", WATCH_SEED, min(options.held_out, 2048))

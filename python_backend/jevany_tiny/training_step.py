@@ -95,29 +95,29 @@ class TrainingStep:
     Args:
         learner: What is trained, on its device.
         rate: Peak learning rate.
-        muon: Whether the matrices inside the layers are trained by Muon; the rest, or else all, is trained by AdamW, at
-            half the rate beside Muon.
-        telling: Whether told positions are learnt.
+        from_scratch: Whether a base is trained, not an adapter: then told positions are learnt too, and the matrices
+            inside the layers are trained by Muon; the rest, or else all, is trained by AdamW, at half the rate beside
+            Muon.
     """
 
-    def __init__(self, learner: Learner, rate: float, *, muon: bool, telling: bool) -> None:
+    def __init__(self, learner: Learner, rate: float, *, from_scratch: bool) -> None:
         self.learner = learner
         self.device = next(learner.parameters()).device
         if self.device.type == "cuda":
             # Unfused, a layer is a hundred passes over its activations; compiled, it is a dozen.
             for layer in learner.layers():
                 layer.compile(dynamic=True)
-        self.telling = telling
+        self.from_scratch = from_scratch
         self.peak = rate
         self.parameters = [parameter for parameter in learner.parameters() if parameter.requires_grad]
         matrices = [
             parameter
             for name, parameter in learner.named_parameters()
-            if muon and name.startswith("base.layers") and parameter.ndim == 2 and min(parameter.shape) >= 16
+            if from_scratch and name.startswith("base.layers") and parameter.ndim == 2 and min(parameter.shape) >= 16
         ]
         inside = {id(parameter) for parameter in matrices}
         others = [parameter for parameter in self.parameters if id(parameter) not in inside]
-        self.share = 0.5 if muon else 1.0
+        self.share = 0.5 if from_scratch else 1.0
         self.muon_rate, self.adam_rate, self.language_weight = (torch.zeros((), device=self.device) for _ in range(3))
         self.muon = Muon(matrices, self.muon_rate)
         self.adam = torch.optim.AdamW(
@@ -185,7 +185,7 @@ class TrainingStep:
         on_gpu = self.device.type == "cuda"
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=on_gpu, cache_enabled=False):
             hidden = self.learner.hidden_states(rows.ids)
-            told = self.learner.told_logits(hidden, rows) if self.telling else None
+            told = self.learner.told_logits(hidden, rows) if self.from_scratch else None
         logits = self.learner.logits(hidden, rows)
         loss = functional.cross_entropy(logits, rows.labels, reduction="sum", ignore_index=NO_DECISION)
         decided = rows.labels != NO_DECISION

@@ -31,6 +31,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from jevany_backend.engine.measured import package_version
+from jevany_bench import machine, report
+
 ROOT = Path(__file__).parents[2]
 GB = 1e9
 VARIANTS = ("jevany-27b", "jevany-30b", "jevany-4b", "jevany-gemma-4b", "jevany-4b-direct-token")
@@ -65,7 +68,7 @@ def main() -> int:
             command += ["--seconds", str(limit), "--scratch", scratch, *(["--tiny"] if options.tiny else [])]
             command += ["--triton", str(options.triton)] if options.triton else []
             command += ["--disk", str(options.disk)] if options.disk else []
-            command += ["--commit", options.commit or _commit()]
+            command += ["--commit", options.commit or machine.commit() or "unknown"]
             _say(f"{phase}: {limit:.0f} s at most")
             if code := _wait(subprocess.Popen(command, cwd=ROOT), limit):
                 failed.append(f"{phase} ended with {code}")
@@ -135,7 +138,7 @@ class _Results:
             "weights": "random",
             "tiny": options.tiny,
             "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-            "commit": options.commit or _commit(),
+            "commit": options.commit or machine.commit() or "unknown",
             "hardware": _hardware(options.tiny),
             "versions": _versions(),
             "complete": False,
@@ -144,9 +147,7 @@ class _Results:
         self.save()
 
     def save(self) -> None:
-        new = self.path.with_suffix(".new")
-        new.write_text(json.dumps(self.content, indent=1) + "\n", encoding="utf-8")
-        new.replace(self.path)
+        report.write(self.content, self.path)
 
     def add(self, name: str, value: Any) -> None:
         self.content[name] = value
@@ -165,25 +166,14 @@ class _Results:
 
 
 def _versions() -> dict[str, str]:
-    from importlib import metadata
-
     import torch
 
-    found = {"python": sys.version.split()[0], "cuda": str(torch.version.cuda)}
     packages = ("torch", "triton", "transformers", "flash-linear-attention", "causal-conv1d", "peft", "numpy")
-    for name in (*packages, "safetensors", "tritonclient"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
-
-
-def _commit() -> str:
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    with suppress(OSError):
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip() or "unknown"
-    return "unknown"
+    return {
+        "python": sys.version.split()[0],
+        "cuda": str(torch.version.cuda),
+        **{name: package_version(name) or "not installed" for name in (*packages, "safetensors", "tritonclient")},
+    }
 
 
 def _hardware(tiny: bool) -> dict[str, Any]:
@@ -239,27 +229,6 @@ def _compare_families(
                 results.add(name, entry)
 
 
-# Heads as wide as the released models', for kernels that have no narrow ones.
-_WIDE: dict[str, dict[str, Any]] = {
-    "qwen3_5": {
-        "hidden_size": 512,
-        "intermediate_size": 1024,
-        "head_dim": 256,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 10_000_000,
-            "partial_rotary_factor": 0.25,
-            "mrope_interleaved": True,
-            "mrope_section": [11, 11, 10],
-        },
-    },
-    "muse_glimmer": {"hidden_size": 512, "intermediate_size": 1024, "head_dim": 128},
-    "gemma4": {"hidden_size": 512, "intermediate_size": 1024, "head_dim": 256, "global_head_dim": 512},
-}
-
-
 def _compare(
     directory: Path, family: str, readout: str, length: int, device: Any, tiny: bool, saved: Path, kernels: bool
 ) -> dict[str, Any]:
@@ -271,14 +240,14 @@ def _compare(
     from jevany_backend.checkpoint import load_readout, load_text_model, open_checkpoint
     from jevany_backend.encoding import Row
     from jevany_backend.engine.reference import ReferenceEngine, live_kernels
-    from tests.checkpoint_factory import make_checkpoint
+    from tests.checkpoint_factory import TRUE_WIDTHS, make_checkpoint
 
     made = make_checkpoint(
         directory,
         family=family,
         decision_mode=readout,
         base_dtype=torch.bfloat16,
-        config_changes={} if tiny else _WIDE[family],
+        config_changes={} if tiny else TRUE_WIDTHS[family],
     )
     files = open_checkpoint(str(made.adapter), str(made.base))
     ids = torch.randint(0, 256, (length,), generator=torch.Generator().manual_seed(1)).tolist()

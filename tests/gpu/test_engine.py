@@ -14,32 +14,21 @@ from jevany_backend.engine.measured import Measured
 from jevany_backend.engine.modes import MODES, build_engine
 from jevany_backend.engine.reference import ReferenceEngine, own_kernels
 from jevany_backend.readout import PointerReadout
+from tests.checkpoint_factory import TRUE_WIDTHS
 from tests.unit.test_graphs import row
 from tests.unit.test_qwen3_5 import small_model
 
 pytestmark = pytest.mark.gpu
 
 GRID = Grid(buckets=(32, 64, 128, 256), beyond=128, reads=16)
-WIDTH = 512
 # The released models' widths of a head, at which the kernels' layouts on the GPU are the true ones.
-SHAPE: dict[str, Any] = {
-    "hidden_size": WIDTH,
-    "intermediate_size": 1024,
+SHAPE: dict[str, Any] = TRUE_WIDTHS["qwen3_5"] | {
     "num_attention_heads": 8,
     "num_key_value_heads": 2,
-    "head_dim": 256,
     "linear_num_key_heads": 4,
     "linear_num_value_heads": 12,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 10_000_000,
-        "partial_rotary_factor": 0.25,
-        "mrope_interleaved": True,
-        "mrope_section": [11, 11, 10],
-    },
 }
+WIDTH: int = SHAPE["hidden_size"]
 
 
 def _readout() -> PointerReadout:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import math
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import pytest
@@ -16,20 +13,23 @@ from torch.nn import functional
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from jevany_tiny.batches import NO_DECISION, Batch
+from jevany_tiny.delta_rule import short_row_delta_rule
 from jevany_tiny.kernels import shifted_convolution
 from jevany_tiny.learner import DeviceBatch, Learner, PointerHead
 from jevany_tiny.shape import new_base
 from jevany_tiny.training_step import Muon, TrainingStep
 
+# On the CPU in the interpreter, see tests/conftest.py.
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
-def compare_delta_rules(length: int) -> None:
-    from jevany_tiny.delta_rule import short_row_delta_rule
 
+@pytest.mark.parametrize("length", [1, 5, 40])
+def test_delta_rule_is_that_of_transformers(length: int) -> None:
     torch.manual_seed(length)
-    query, key, value = (torch.randn(2, length, 2, 16, requires_grad=True) for _ in range(3))
-    decay = (-functional.softplus(torch.randn(2, length, 2))).requires_grad_()
-    beta = torch.rand(2, length, 2, requires_grad=True)
-    upstream = torch.randn(2, length, 2, 16)
+    query, key, value = (torch.randn(2, length, 2, 16, device=DEVICE, requires_grad=True) for _ in range(3))
+    decay = (-functional.softplus(torch.randn(2, length, 2, device=DEVICE))).requires_grad_()
+    beta = torch.rand(2, length, 2, device=DEVICE, requires_grad=True)
+    upstream = torch.randn(2, length, 2, 16, device=DEVICE)
     reference = inspect.unwrap(modeling_qwen3_5.torch_chunk_gated_delta_rule)
     results = []
     for rule in (short_row_delta_rule, reference):
@@ -37,15 +37,6 @@ def compare_delta_rules(length: int) -> None:
         results.append([out, *torch.autograd.grad((out * upstream).sum(), (query, key, value, decay, beta))])
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.timeout(240)
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs the kernel language Triton")
-def test_delta_rule_is_that_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Triton reads this once, when it is imported; in a process of its own it cannot reach other tests.
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(compare_delta_rules, (1, 5, 40)))
 
 
 def test_convolution_is_pytorchs() -> None:
@@ -73,7 +64,7 @@ def test_muon_is_pytorchs() -> None:
         assert (one - other).norm() < 0.03 * (one - before).norm()
 
 
-def training_step(*, telling: bool) -> tuple[TrainingStep, Batch]:
+def training_step(*, from_scratch: bool) -> tuple[TrainingStep, Batch]:
     """Returns a step and a batch of two decisions and two recitals."""
     torch.manual_seed(0)
     base = new_base(64, 0)
@@ -86,11 +77,11 @@ def training_step(*, telling: bool) -> tuple[TrainingStep, Batch]:
         labels=np.array([1, 0, NO_DECISION, NO_DECISION], np.int16),
         told=np.array([[3, 5], [4, -1], [10, 20], [12, -1]], np.int16),
     )
-    return TrainingStep(learner, 1e-3, muon=False, telling=telling), batch
+    return TrainingStep(learner, 1e-3, from_scratch=from_scratch), batch
 
 
 def test_a_report_gives_the_means_since_the_last_one() -> None:
-    step, batch = training_step(telling=True)
+    step, batch = training_step(from_scratch=True)
     rows = DeviceBatch.of(batch, step.device)
     expected = []
     for _ in range(2):
@@ -112,7 +103,7 @@ def test_a_report_gives_the_means_since_the_last_one() -> None:
 
 
 def test_a_report_without_recitals_tells_of_none() -> None:
-    step, batch = training_step(telling=False)
+    step, batch = training_step(from_scratch=False)
     step(batch, 1.0, 0.0)
     report = step.report()
     assert math.isfinite(report.loss)
@@ -123,7 +114,7 @@ def test_a_report_without_recitals_tells_of_none() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("place", [0, 3])
 def test_a_report_of_no_finite_loss_stops_the_training(value: float, place: int) -> None:
-    step, _ = training_step(telling=True)
+    step, _ = training_step(from_scratch=True)
     step.sums[place] = value
     with pytest.raises(FloatingPointError, match="not finite"):
         step.report()

@@ -106,22 +106,30 @@ def agree(ours: torch.Tensor, twin: torch.Tensor) -> bool:
 
 def describe_gpu(device: torch.device) -> dict[str, str]:
     """Return what times depend on: the GPU, its driver, the libraries that compute, and our own kernels."""
-    driver = Path("/proc/driver/nvidia/version")
     return {
         "gpu": torch.cuda.get_device_name(device),
-        "driver": driver.read_text().splitlines()[0] if driver.is_file() else "unknown",
+        "driver": driver_version() or "unknown",
         "cuda": str(torch.version.cuda),
         "torch": torch.__version__,
-        **{package: _version(package) for package in ("triton", "flash-linear-attention", "flash-qla")},
+        **{
+            package: package_version(package) or "none" for package in ("triton", "flash-linear-attention", "flash-qla")
+        },
         "kernels": _source_hash(Path(__file__).parent / "kernels"),
     }
 
 
-def _version(package: str) -> str:
+def driver_version() -> str | None:
+    """Return the line in which NVIDIA's driver names itself; None where there is none."""
+    driver = Path("/proc/driver/nvidia/version")
+    return driver.read_text().splitlines()[0] if driver.is_file() else None
+
+
+def package_version(name: str) -> str | None:
+    """Return the version of an installed package; None where it is not installed."""
     try:
-        return importlib.metadata.version(package)
+        return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return "none"
+        return None
 
 
 def _source_hash(directory: Path) -> str:
@@ -139,7 +147,7 @@ def _time(run: Callable[[int], object]) -> float | None:
     try:
         run(0)
         torch.cuda.synchronize()
-        once = _elapsed(lambda: run(1))
+        once = elapsed(lambda: run(1))
         runs = max(2, min(_MAX_RUNS, int(_SECONDS_A_REPLAY / max(once, 1e-6))))
         stream, graph = _stream(torch.cuda.current_device()), torch.cuda.CUDAGraph()
         stream.wait_stream(torch.cuda.current_stream())
@@ -152,7 +160,7 @@ def _time(run: Callable[[int], object]) -> float | None:
             finally:
                 graph.capture_end()
             graph.replay()
-            best = min(_elapsed(graph.replay) for _ in range(_REPLAYS))
+            best = min(elapsed(graph.replay) for _ in range(_REPLAYS))
         return best / runs * 1e6
     except torch.cuda.OutOfMemoryError:
         raise
@@ -168,7 +176,8 @@ def _stream(device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def _elapsed(run: Callable[[], object]) -> float:
+def elapsed(run: Callable[[], object]) -> float:
+    """Return the seconds that work takes on the current stream, and wait for its end."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
     run()

@@ -56,6 +56,11 @@ class Recital:
     told: tuple[tuple[str, str], ...]
 
 
+def yes_or_no(answer: bool) -> str:
+    """Returns the answer to a yes/no question in a recital."""
+    return "yes" if answer else "no"
+
+
 _YES_NO = phrases(
     "the answer is yes|the answer is no",
     "this is the case|this is not the case",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jevany_tiny.decisions.dice import if_hard
-from jevany_tiny.decisions.example import Example, Recital, choice, noul
+from jevany_tiny.decisions.example import Example, Recital, choice, noul, yes_or_no
 from jevany_tiny.decisions.phrases import (
     Phrases,
     Split,
@@ -390,7 +390,7 @@ def told_values(rng: random.Random, split: Split) -> Recital:
         told += [
             (_WHAT.draw(rng, split).format(key=field.key, who=name), value),
             (_WHO.draw(rng, split).format(key=field.key, value=value, noun=noun), name),
-            (_IS_VALUE.draw(rng, split).format(key=field.key, who=name, value=other), _yes(value == other)),
+            (_IS_VALUE.draw(rng, split).format(key=field.key, who=name, value=other), yes_or_no(value == other)),
         ]
     return Recital(state, tuple(rng.sample(told, min(len(told), 6))))
 
@@ -404,7 +404,7 @@ def told_events(rng: random.Random, split: Split) -> Recital:
     for name, done in rng.sample(list(zip(who, truth, strict=True)), len(who)):
         positive = rng.random() < 0.65
         frame = (event.asks_done if positive else event.asks_not_done).draw(rng, split)
-        told.append((frame.format(who=name), _yes(done == positive)))
+        told.append((frame.format(who=name), yes_or_no(done == positive)))
     return Recital(_event_state(rng, split, event, who, truth), tuple(told))
 
 
@@ -413,14 +413,10 @@ def told_mentions(rng: random.Random, split: Split) -> Recital:
     items = _items(rng, split, rng.randint(4, 9))
     held = items[: rng.randint(2, len(items) - 1)]
     told = [
-        (_IS_MENTIONED.draw(rng, split).format(item=item), _yes(item in held))
+        (_IS_MENTIONED.draw(rng, split).format(item=item), yes_or_no(item in held))
         for item in rng.sample(items, min(6, len(items)))
     ]
     return Recital(_listed(rng, held), tuple(told))
-
-
-def _yes(true: bool) -> str:
-    return "yes" if true else "no"
 
 
 def _event_state(rng: random.Random, split: Split, event: Event, who: list[str], truth: list[bool]) -> Any:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jevany_tiny.decisions.dice import if_hard
-from jevany_tiny.decisions.example import Example, Recital, choice, noul, score
+from jevany_tiny.decisions.example import Example, Recital, choice, noul, score, yes_or_no
 from jevany_tiny.decisions.phrases import Phrases, Split, phrases, pick, split_words
 from jevany_tiny.decisions.records import SUBJECTS, Subject, names, render_table
 
@@ -237,8 +237,8 @@ def told_numbers(rng: random.Random, split: Split) -> Recital:
             above, asks_above = rng.random() < 0.5, rng.random() < 0.5
             limit = _beside(rng, max(1, value), not above)
             frame = (_ABOVE if asks_above else _BELOW).draw(rng, split)
-            answer = "yes" if above == asks_above else "no"
-            told.append((frame.format(key=quantity.key, who=name, limit=limit), answer))
+            asked = frame.format(key=quantity.key, who=name, limit=limit)
+            told.append((asked, yes_or_no(above == asks_above)))
     told = rng.sample(told, min(5, len(told)))
     if len(set(values)) == len(values):
         high = rng.random() < 0.5
@@ -260,7 +260,7 @@ def told_dates(rng: random.Random, split: Split) -> Recital:
             after, asks_after = rng.random() < 0.5, rng.random() < 0.5
             limit = _spelled(_day_beside(rng, day, not after), style)
             frame = (_AFTER if asks_after else _BEFORE).draw(rng, split)
-            told.append((frame.format(key=key, who=name, limit=limit), "yes" if after == asks_after else "no"))
+            told.append((frame.format(key=key, who=name, limit=limit), yes_or_no(after == asks_after)))
     told = rng.sample(told, min(4, len(told)))
     if len(set(days)) == len(days):
         last = rng.random() < 0.5
