@@ -29,7 +29,9 @@ _LENGTH_STEP = 32
 _CHUNK = 8
 _MOST_TOLD = 48
 _TOLD_OF_A_DECISION = 12
+# A long answer is cut. Of each one, the first tokens are learnt: the first has to be looked up, the rest follows.
 _LONGEST_ANSWER = 12
+_TOLD_OF_AN_ANSWER = 3
 _LONGEST_RECITAL = 160
 
 
@@ -92,7 +94,7 @@ class Encoders:
         for asked, answer in recital.told:
             ids += [question, *self._ids(asked), option]
             answer_ids = [*self._ids(answer), end_option][:_LONGEST_ANSWER]
-            told += range(len(ids) - 1, len(ids) - 1 + len(answer_ids))
+            told += range(len(ids) - 1, len(ids) - 1 + min(len(answer_ids), _TOLD_OF_AN_ANSWER))
             ids += answer_ids
         return Told(Row(ids, len(ids) - 1, []), NO_DECISION, told[:_MOST_TOLD])
 

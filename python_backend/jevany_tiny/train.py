@@ -39,6 +39,10 @@ STAGES = ("tokenizer", "base", "pointer", "direct-token")
 WATCH_SEED = "watch"
 CALIBRATION_SEED = "calibration"
 
+# The learning rate holds until this last share of a stage, where it falls to zero: a base that is resumed has lost
+# nothing but that share.
+_COOLING = 0.3
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line."""
@@ -230,7 +234,7 @@ def _fit(
         progress = max(done / steps, (time.monotonic() - started) / (60 * minutes))
         if progress >= 1:
             break
-        factor = min(1.0, (done + 1) / warmup) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
+        factor = min(1.0, (done + 1) / warmup) * min(1.0, (1 - progress) / _COOLING)
         batch = next(feed)
         step(batch, factor, options.language_weight * max(0.1, 1 - 1.5 * progress))
         done += 1

@@ -103,8 +103,9 @@ class TrainingStep:
     def __init__(self, learner: Learner, rate: float, *, from_scratch: bool) -> None:
         self.learner = learner
         self.device = next(learner.parameters()).device
-        if self.device.type == "cuda":
-            # Unfused, a layer is a hundred passes over its activations; compiled, it is a dozen.
+        if self.device.type == "cuda" and from_scratch:
+            # Unfused, a layer is a hundred passes over its activations; compiled, it is a dozen. With adapters around
+            # every projection, compiling takes longer than the training that it would speed up.
             for layer in learner.layers():
                 layer.compile(dynamic=True)
         self.from_scratch = from_scratch

@@ -332,9 +332,9 @@ _REPORTED = phrases(
 def _table(rng: random.Random, split: Split) -> tuple[Any, list[str], Field, list[str], str]:
     """Makes a state with one field of interest; returns it with the subjects, the field and the values."""
     subject = pick(rng, SUBJECTS)
-    count = 1 + if_hard(rng, pick(rng, (1, 1, 2, 2, 2, 3, 3, 4)))
+    count = 1 + if_hard(rng, pick(rng, (1, 1, 1, 1, 2, 2)))
     who = names(rng, split, subject, count)
-    fields = rng.sample(FIELDS, pick(rng, (1, 2, 2, 3) if count < 4 else (1, 1, 2)))
+    fields = rng.sample(FIELDS, pick(rng, (1, 1, 2)))
     field = fields[0]
     values = {item.key: item.draw(rng, split, count) for item in fields}
     order = list(values)
@@ -398,7 +398,7 @@ def told_values(rng: random.Random, split: Split) -> Recital:
 def told_events(rng: random.Random, split: Split) -> Recital:
     """Who did something and who did not."""
     event = pick(rng, EVENTS)
-    who = distinct(rng, split, rng.randint(2, 5))
+    who = distinct(rng, split, rng.randint(2, 4))
     truth = [rng.random() < 0.5 for _ in who]
     told = []
     for name, done in rng.sample(list(zip(who, truth, strict=True)), len(who)):
@@ -438,7 +438,7 @@ def _event_state(rng: random.Random, split: Split, event: Event, who: list[str],
 def event_noul(rng: random.Random, split: Split) -> Example:
     """Whether somebody did something; others in the record did and did not."""
     event = pick(rng, EVENTS)
-    count = 1 + if_hard(rng, pick(rng, (0, 1, 1, 2, 2, 3)))
+    count = 1 + if_hard(rng, pick(rng, (0, 1, 1, 1, 1, 2)))
     who = distinct(rng, split, count)
     truth = [rng.random() < 0.5 for _ in who]
     if count > 1:
@@ -452,7 +452,7 @@ def event_noul(rng: random.Random, split: Split) -> Example:
 def catalogue_choice(rng: random.Random, split: Split) -> Example:
     """A fact with many options: one of nine to twenty-four made-up names."""
     subject = pick(rng, SUBJECTS)
-    count = rng.randint(2, 4)
+    count = rng.randint(2, 3)
     who = names(rng, split, subject, count)
     field = pick(rng, (FIELDS[1], FIELDS[5], FIELDS[12]))
     options = field.draw(rng, split, rng.randint(9, 24))

@@ -91,7 +91,7 @@ def _coined(rng: random.Random, syllables: int) -> str:
 def coined_name(rng: random.Random, split: Split) -> str:
     """Returns a made-up capitalised word that no row of the other split uses as a name."""
     while True:
-        name = _coined(rng, 2 if rng.random() < 0.7 else 3)
+        name = _coined(rng, 2 if rng.random() < 0.85 else 3)
         if belongs_to(split, name):
             return name
 
@@ -103,9 +103,9 @@ def person(rng: random.Random, split: Split) -> str:
         if belongs_to(split, first):
             break
     kind = rng.random()
-    if kind < 0.4:
+    if kind < 0.35:
         return coined_name(rng, split)
-    if kind < 0.75:
+    if kind < 0.9:
         return first
     return f"{first} {coined_name(rng, split)}"
 

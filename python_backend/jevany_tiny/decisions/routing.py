@@ -585,7 +585,7 @@ def any_issue(rng: random.Random, split: Split) -> str:
 
 def told_messages(rng: random.Random, split: Split) -> Recital:
     """Messages of several people, and what each of them wrote."""
-    return recite(rng, split, [any_issue(rng, split) for _ in range(rng.randint(2, 4))])
+    return recite(rng, split, [any_issue(rng, split) for _ in range(rng.randint(2, 3))])
 
 
 def _of_department(rng: random.Random, split: Split, key: str) -> str:

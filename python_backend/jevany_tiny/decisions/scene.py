@@ -283,4 +283,4 @@ def recite(rng: random.Random, split: Split, texts: Sequence[str]) -> Recital:
 
 def distractor_count(rng: random.Random) -> int:
     """How many other messages a scene has; none in the easy part of the rows, see `Dice`."""
-    return if_hard(rng, pick(rng, (0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 3)))
+    return if_hard(rng, pick(rng, (0, 0, 1, 1, 1, 1, 1, 2)))
