@@ -386,13 +386,30 @@ def told_values(rng: random.Random, split: Split) -> Recital:
     state, who, field, values, noun = _table(rng, split)
     told = []
     for name, value in zip(who, values, strict=True):
-        other = pick(rng, values)
+        other = value if rng.random() < 0.3 else pick(rng, values)
         told += [
             (_WHAT.draw(rng, split).format(key=field.key, who=name), value),
             (_WHO.draw(rng, split).format(key=field.key, value=value, noun=noun), name),
             (_IS_VALUE.draw(rng, split).format(key=field.key, who=name, value=other), yes_or_no(value == other)),
         ]
-    return Recital(state, tuple(rng.sample(told, min(len(told), 6))))
+    # Few of them: an answer to one question narrows down the next ones, and guessing well is not what is to be learnt.
+    return Recital(state, tuple(rng.sample(told, 3)))
+
+
+def told_pairs(rng: random.Random, split: Split) -> Recital:
+    """What stands beside a name in a plain list, and which name stands beside it."""
+    count = rng.randint(3, 7)
+    who = names(rng, split, pick(rng, SUBJECTS), count)
+    values: list[str] = []
+    while not values or set(values) & set(who):
+        values = pick(rng, FIELDS).draw(rng, split, min(count, 6))
+    who = who[: len(values)]
+    pairs = [*zip(who, values, strict=True)]
+    told = rng.sample([*pairs, *((value, name) for name, value in pairs)], 5)
+    if rng.random() < 0.3:
+        return Recital(dict(pairs), tuple(told))
+    between = pick(rng, (": ", " = ", " - ", " | ", ", "))
+    return Recital(pick(rng, ("\n", "; ")).join(f"{name}{between}{value}" for name, value in pairs), tuple(told))
 
 
 def told_events(rng: random.Random, split: Split) -> Recital:

@@ -47,12 +47,13 @@ MAKERS: tuple[tuple[Maker, float], ...] = (
 
 # What the recitals are about.
 RECITERS: tuple[tuple[Callable[[random.Random, Split], Recital], float], ...] = (
-    (facts.told_values, 4),
+    (facts.told_values, 5),
+    (facts.told_pairs, 2.5),
     (facts.told_events, 1.5),
     (facts.told_mentions, 0.5),
     (routing.told_messages, 2),
     (thresholds.told_numbers, 2),
-    (thresholds.told_dates, 1),
+    (thresholds.told_dates, 2),
 )
 
 DOMAINS = ("routing", "urgency", "facts", "thresholds", "tools", "screening")

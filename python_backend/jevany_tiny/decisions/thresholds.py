@@ -228,7 +228,7 @@ def told_numbers(rng: random.Random, split: Split) -> Recital:
     """What number each record has, which is the largest, and whether it is above or below some other number."""
     quantity = pick(rng, QUANTITIES)
     middle = _middle(rng, quantity)
-    values = [_beside(rng, middle, rng.random() < 0.5) for _ in range(rng.randint(2, 3))]
+    values = [_beside(rng, middle, rng.random() < 0.5) for _ in range(pick(rng, (1, 2, 2, 3)))]
     state, who, subject = _quantity_state(rng, split, quantity, values)
     told = []
     for name, value in zip(who, values, strict=True):
@@ -240,7 +240,7 @@ def told_numbers(rng: random.Random, split: Split) -> Recital:
             asked = frame.format(key=quantity.key, who=name, limit=limit)
             told.append((asked, yes_or_no(above == asks_above)))
     told = rng.sample(told, min(5, len(told)))
-    if len(set(values)) == len(values):
+    if 1 < len(values) == len(set(values)):
         high = rng.random() < 0.5
         best = who[values.index(max(values) if high else min(values))]
         told.append(((_MOST if high else _LEAST).draw(rng, split).format(key=quantity.key, noun=subject.noun), best))
@@ -251,18 +251,18 @@ def told_dates(rng: random.Random, split: Split) -> Recital:
     """What date each record has, which is the first, and whether it is before or after some other date."""
     key, style = pick(rng, _DATE_KEYS), pick(rng, (0, 0, 1, 2))
     middle = _some_day(rng)
-    days = [_day_beside(rng, middle, rng.random() < 0.5) for _ in range(rng.randint(2, 3))]
+    days = [_day_beside(rng, middle, rng.random() < 0.5) for _ in range(pick(rng, (1, 1, 2, 3)))]
     state, who, subject = _date_state(rng, split, key, days, style)
     told = []
     for name, day in zip(who, days, strict=True):
         told.append((_HOW_MUCH.draw(rng, split).format(key=key, who=name), _spelled(day, style)))
-        for _ in range(2):
+        for _ in range(3):
             after, asks_after = rng.random() < 0.5, rng.random() < 0.5
             limit = _spelled(_day_beside(rng, day, not after), style)
             frame = (_AFTER if asks_after else _BEFORE).draw(rng, split)
             told.append((frame.format(key=key, who=name, limit=limit), yes_or_no(after == asks_after)))
     told = rng.sample(told, min(4, len(told)))
-    if len(set(days)) == len(days):
+    if 1 < len(days) == len(set(days)):
         last = rng.random() < 0.5
         best = who[days.index(max(days) if last else min(days))]
         told.append(((_LATEST if last else _EARLIEST).draw(rng, split).format(key=key, noun=subject.noun), best))
