@@ -105,9 +105,10 @@ class TrainingStep:
         self.device = next(learner.parameters()).device
         if self.device.type == "cuda" and from_scratch:
             # Unfused, a layer is a hundred passes over its activations; compiled, it is a dozen. With adapters around
-            # every projection, compiling takes longer than the training that it would speed up.
+            # every projection, compiling takes longer than the training that it would speed up. Padded matrix products
+            # are off: a gradient's stride would be fixed to the length of the first batch.
             for layer in learner.layers():
-                layer.compile(dynamic=True)
+                layer.compile(dynamic=True, options={"shape_padding": False})
         self.from_scratch = from_scratch
         self.peak = rate
         self.parameters = [parameter for parameter in learner.parameters() if parameter.requires_grad]
