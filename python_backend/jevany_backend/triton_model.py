@@ -29,6 +29,7 @@ from jevany_backend.decision_model import DecisionModel
 from jevany_backend.encoding import Limits, RowEncoder
 from jevany_backend.engine.modes import build_engine, choose_mode
 from jevany_backend.engine.reference import hide_gpu_kernels
+from jevany_backend.metrics import Metrics
 from jevany_backend.protocol import DecisionError, InternalError, InvalidRequest, OutOfMemory, parse_request
 from jevany_backend.settings import Settings, SettingsError, read_settings
 
@@ -50,6 +51,7 @@ class TritonPythonModel:
     """A decision model as Triton's Python backend drives it."""
 
     model: DecisionModel
+    metrics: Metrics
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the model; when this returns, it is warm.
@@ -66,6 +68,12 @@ class TritonPythonModel:
             settings = read_settings(args)
             self.model = load_model(settings)
             _warm_up(self.model)
+            self.metrics = Metrics(
+                {"model": settings.name, "version": args["model_version"], "instance": args["model_instance_name"]},
+                choose_mode(settings.engine, settings.device),
+                random_weights=settings.random_weights,
+                counters=getattr(self.model.engine, "counters", None),
+            )
         except (SettingsError, CheckpointError) as error:
             raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from None
         except torch.cuda.OutOfMemoryError as error:
@@ -85,6 +93,8 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         """Let go of the weights and of the device's cached memory."""
+        if hasattr(self, "metrics"):
+            self.metrics.close()
         if hasattr(self, "model"):
             del self.model
         if torch.cuda.is_initialized():

@@ -20,7 +20,7 @@ from jevany_client.messages import encode_request, encode_state
 from jevany_server.installation import ServerError
 from jevany_server.process import TritonServer
 from tests.checkpoint_factory import MadeCheckpoint, gemma_config, make_checkpoint
-from tests.triton.conftest import FREE_PORTS
+from tests.triton.conftest import FREE_PORTS, scraped
 
 STATE: JSON = {"message": "We were charged twice. Please refund one of the payments today.", "plan": "business"}
 QUESTIONS: dict[str, Question] = {
@@ -90,6 +90,7 @@ def test_random_weights_say_so_in_every_answer_and_log_line(families: TritonServ
         for question in QUESTIONS.values():
             assert client.decide(STATE, question).weights == "random"
         assert client.decide_all(STATE, QUESTIONS)["weights"] == "random"
+    assert scraped(families, "random")["jevany_model_info"][0]["weights"] == "random"
     lines = [line for line in (models / "triton.log").read_text().splitlines() if '] "random' in line]
     assert len(lines) > 3
     assert all("random (random weights): " in line for line in lines)

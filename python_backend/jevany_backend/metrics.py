@@ -1,0 +1,82 @@
+"""What Triton's metrics endpoint says of a model beyond Triton's own figures: how it runs and what its graphs did."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from jevany_backend.engine.graphs import Counters
+
+# Metric, field of `Counters`, help text. Tokens last: whoever sees those of a row sees all that it did.
+_COUNTERS = (
+    ("jevany_graph_replays_total", "replays", "Rows that replayed a CUDA graph"),
+    ("jevany_eager_calls_total", "eager_calls", "Rows that ran without a CUDA graph"),
+    ("jevany_padding_tokens_total", "padding_tokens", "Tokens computed beside those of the rows, to fill a graph"),
+    ("jevany_captures_after_ready_total", "captures_after_ready", "Graphs captured while serving; 0, or it is a fault"),
+    ("jevany_tokens_total", "tokens", "Tokens of all rows"),
+)
+
+_PERIOD = 1.0
+
+
+class Metrics:
+    """The metrics of one instance of a model, which Triton serves until they are closed.
+
+    ``jevany_model_info`` is always 1; its labels say which engine runs and whether the weights are random. The counters
+    are there for engines that capture graphs. They are brought up to date once a second by a thread of their own: each
+    counter costs some 60 microseconds of messages to Triton's process, which no caller shall wait for.
+
+    Args:
+        labels: `model`, `version` and `instance`; every metric has them.
+        engine: The mode that runs, one of `engine.modes.MODES`.
+        random_weights: Whether the weights are random, so that the answers mean nothing.
+        counters: What the engine counts; None where it captures no graphs.
+    """
+
+    def __init__(self, labels: dict[str, str], engine: str, *, random_weights: bool, counters: Counters | None) -> None:
+        info = {**labels, "engine": engine, "weights": "random" if random_weights else "checkpoint"}
+        family = _family("jevany_model_info", "How a model runs", pb_utils.MetricFamily.GAUGE)
+        self._info = family.Metric(labels=info)
+        self._info.set(1)
+        self._families = [family]
+        self._metrics: dict[str, Any] = {}
+        self._counters = counters
+        if counters is not None:
+            self._published = dataclasses.replace(counters)
+            for name, field, text in _COUNTERS:
+                family = _family(name, text, pb_utils.MetricFamily.COUNTER)
+                self._families.append(family)
+                self._metrics[field] = family.Metric(labels=labels)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._keep_publishing, name="jevany metrics", daemon=True)
+        if counters is not None:
+            self._thread.start()
+
+    def close(self) -> None:
+        """Publish a last time and take the metrics away from Triton's endpoint."""
+        if self._thread.is_alive():
+            self._closing.set()
+            self._thread.join()
+        self._metrics.clear()
+        self._families.clear()
+        del self._info
+
+    def _keep_publishing(self) -> None:
+        while not self._closing.wait(_PERIOD):
+            self._publish()
+        self._publish()
+
+    def _publish(self) -> None:
+        assert self._counters is not None
+        now = dataclasses.replace(self._counters)
+        for field, metric in self._metrics.items():
+            if more := getattr(now, field) - getattr(self._published, field):
+                metric.increment(more)
+        self._published = now
+
+
+def _family(name: str, text: str, kind: Any) -> Any:
+    return pb_utils.MetricFamily(name=name, description=text, kind=kind)

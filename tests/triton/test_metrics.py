@@ -1,0 +1,64 @@
+"""What the metrics endpoint of a real server says of our models."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from jevany_backend.engine.graphs import OUR_GRID
+from jevany_client import Client, Noul
+from jevany_server.process import TritonServer
+from tests.triton.conftest import FREE_PORTS, scraped
+
+QUESTION = Noul("Is this about a payment?")
+LABELS = {"model": "small", "version": "1", "instance": "small_0_0"}
+
+
+def configured(repository: Path, old: str, new: str) -> None:
+    file = repository / "small" / "config.pbtxt"
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+
+
+def test_the_endpoint_counts_what_the_graphs_did(repository: Path, tmp_path: Path) -> None:
+    configured(repository, '"automatic"', '"engine"')
+    with (
+        (tmp_path / "log").open("wb") as log,
+        TritonServer(repository, ["small"], ports=FREE_PORTS, log=log) as server,
+    ):
+        server.wait_until_ready(120)
+        with Client(server.grpc_url, "small") as client:
+            lengths = [client.decide("I was charged twice." + "!" * n, QUESTION).usage["input_tokens"] for n in range(5)]
+        tokens, padded = sum(lengths), sum(map(OUR_GRID.length, lengths))
+        deadline = time.monotonic() + 30
+        while (metrics := scraped(server, "small"))["jevany_tokens_total"][1] < tokens and time.monotonic() < deadline:
+            time.sleep(0.1)
+    assert metrics["jevany_model_info"] == ({**LABELS, "engine": "engine", "weights": "checkpoint"}, 1)
+    assert metrics["jevany_tokens_total"] == (LABELS, tokens)
+    assert metrics["jevany_graph_replays_total"] == (LABELS, 5)
+    assert metrics["jevany_eager_calls_total"] == (LABELS, 0)
+    assert metrics["jevany_captures_after_ready_total"] == (LABELS, 0)
+    assert metrics["jevany_padding_tokens_total"] == (LABELS, padded - tokens)
+    assert padded > tokens
+
+
+class WithoutMetrics(TritonServer):
+    """A server that somebody started with its metrics off."""
+
+    def _arguments(self, repository: Path, backends: Path) -> list[str]:
+        return [*super()._arguments(repository, backends), "--allow-metrics=false"]
+
+
+@pytest.mark.parametrize("engine", ["reference", "engine"])
+def test_a_server_without_metrics_serves_all_the_same(repository: Path, tmp_path: Path, engine: str) -> None:
+    configured(repository, '"automatic"', f'"{engine}"')
+    with (
+        (tmp_path / "log").open("wb") as log,
+        WithoutMetrics(repository, ["small"], ports=FREE_PORTS, log=log) as server,
+    ):
+        server.wait_until_ready(120)
+        with Client(server.grpc_url, "small") as client:
+            assert client.decide("I was charged twice.", QUESTION).model == "small"
