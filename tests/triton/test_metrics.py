@@ -31,7 +31,8 @@ def test_the_endpoint_counts_what_the_graphs_did(repository: Path, tmp_path: Pat
     ):
         server.wait_until_ready(120)
         with Client(server.grpc_url, "small") as client:
-            lengths = [client.decide("I was charged twice." + "!" * n, QUESTION).usage["input_tokens"] for n in range(5)]
+            decisions = [client.decide("I was charged twice." + "!" * n, QUESTION) for n in range(5)]
+        lengths = [decision.usage["input_tokens"] for decision in decisions]
         tokens, padded = sum(lengths), sum(map(OUR_GRID.length, lengths))
         deadline = time.monotonic() + 30
         while (metrics := scraped(server, "small"))["jevany_tokens_total"][1] < tokens and time.monotonic() < deadline:
