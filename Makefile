@@ -36,8 +36,8 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## Serve jevany-tiny, ask one question of each type, stop again
 	@exec $(BIN)/python -m jevany_server.demo
 
-serve: $(READY) ## Serve MODEL (jevany-tiny) until Ctrl-C; HOST, HTTP_PORT, GRPC_PORT, METRICS_PORT
-	@exec $(BIN)/python -m jevany_server $(MODEL) --host $(HOST) \
+serve: $(READY) ## Serve MODEL (jevany-tiny) until Ctrl-C; HOST, HTTP_PORT, GRPC_PORT, METRICS_PORT, WEIGHTS=random
+	@exec $(BIN)/python -m jevany_server $(MODEL) --host $(HOST) $(if $(filter random,$(WEIGHTS)),--random-weights) \
 		--http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) --metrics-port $(METRICS_PORT)
 
 fetch: $(READY) ## Fetch what MODEL needs into the Hub cache, checked; then HF_HUB_OFFLINE=1 works

@@ -29,6 +29,7 @@ def main() -> int:
             options.model,
             host=options.host,
             ports=Ports(options.http_port, options.grpc_port, options.metrics_port),
+            random_weights=options.random_weights,
         ) as server:
             server.wait_until_ready(LOAD_SECONDS)
             _say(f"ready after {time.monotonic() - started:.1f} s: {', '.join(server.models)}")
@@ -55,6 +56,11 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--http-port", type=_port, default=8000, help="port for HTTP; 0 takes a free one")
     parser.add_argument("--grpc-port", type=_port, default=8001, help="port for gRPC; 0 takes a free one")
     parser.add_argument("--metrics-port", type=_port, default=8002, help="port for metrics; 0 takes a free one")
+    parser.add_argument(
+        "--random-weights",
+        action="store_true",
+        help="serve releases with random weights of their true shapes, to measure latency: their answers mean nothing",
+    )
     return parser.parse_args()
 
 

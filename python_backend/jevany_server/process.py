@@ -61,6 +61,17 @@ def _free_port(host: str, name: str, port: int, held: contextlib.ExitStack) -> i
     return listener.getsockname()[1]
 
 
+def _lay_out_random(model: Path, served: Path) -> None:
+    """Make a model's folder anew, with its own code and versions, and random weights in its configuration."""
+    served.mkdir()
+    for part in model.iterdir():
+        if part.name != "config.pbtxt":
+            (served / part.name).symlink_to(part.resolve())
+    # Of two values of one parameter, the later one counts.
+    weights = 'parameters { key: "weights" value: { string_value: "random" } }\n'
+    (served / "config.pbtxt").write_text((model / "config.pbtxt").read_text("utf-8") + "\n" + weights, "utf-8")
+
+
 class TritonServer:
     """A running Triton Server, as a context manager.
 
@@ -70,6 +81,8 @@ class TritonServer:
         host: The address to listen on.
         ports: The ports to listen on.
         log: A binary stream that the server's log goes to; this process's standard error if None.
+        random_weights: Whether the models, releases all of them, get random weights of their true shapes in the place
+            of their checkpoints; then every answer says so.
         installation: The Triton to run; the one that `find_installation` finds if None.
 
     Attributes:
@@ -88,6 +101,7 @@ class TritonServer:
         host: str = "127.0.0.1",
         ports: Ports | None = None,
         log: IO[bytes] | None = None,
+        random_weights: bool = False,
         installation: Installation | None = None,
     ) -> None:
         self.models = list(models)
@@ -101,7 +115,10 @@ class TritonServer:
         served = self.workspace / "models"
         served.mkdir()
         for name in self.models:
-            (served / name).symlink_to((repository / name).resolve(), target_is_directory=True)
+            if random_weights:
+                _lay_out_random(repository / name, served / name)
+            else:
+                (served / name).symlink_to((repository / name).resolve(), target_is_directory=True)
         # The embedded interpreter puts its working directory first on sys.path, so that must be an empty one.
         empty = self.workspace / "empty"
         empty.mkdir()

@@ -46,23 +46,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def families(
-    made: dict[str, MadeCheckpoint], models: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[TritonServer]:
-    """A server of one model a family, each added by the command line, and one of random weights."""
+def families(made: dict[str, MadeCheckpoint], models: Path) -> Iterator[TritonServer]:
+    """A server of one model a family, each added by the command line."""
     for family, checkpoint in made.items():
         command = ["add", str(checkpoint.adapter), "--base", str(checkpoint.base), "--name", family, "--cpu"]
         assert main([*command, "--repository", str(models)]) == 0
-    shape = tmp_path_factory.mktemp("shape")
-    gemma_config(600).save_pretrained(shape)
-    model = models / "random"
-    (model / "1").mkdir(parents=True)
-    (model / "1" / "model.py").write_text(model_py())
-    config = config_pbtxt("random", "SimpleJev/JevAny-Gemma-4B-LoRA", str(shape), None, "bfloat16")
-    (model / "config.pbtxt").write_text(config + '\nparameters { key: "weights" value: { string_value: "random" } }\n')
     with (
         (models / "triton.log").open("wb") as log,
-        TritonServer(models, [*made, "random"], ports=FREE_PORTS, log=log) as running,
+        TritonServer(models, [*made], ports=FREE_PORTS, log=log) as running,
     ):
         running.wait_until_ready(300)
         yield running
@@ -85,15 +76,28 @@ def test_an_added_checkpoint_answers_as_its_weights_do(
             assert decision.weights is None
 
 
-def test_random_weights_say_so_in_every_answer_and_log_line(families: TritonServer, models: Path) -> None:
-    with Client(families.grpc_url, "random") as client:
-        for question in QUESTIONS.values():
-            assert client.decide(STATE, question).weights == "random"
-        assert client.decide_all(STATE, QUESTIONS)["weights"] == "random"
-    assert scraped(families, "random")["jevany_model_info"][0]["weights"] == "random"
-    lines = [line for line in (models / "triton.log").read_text().splitlines() if '] "random' in line]
+def test_random_weights_say_so_in_every_answer_log_line_and_metric(tmp_path: Path) -> None:
+    gemma_config(600).save_pretrained(tmp_path / "shape")
+    model = tmp_path / "models" / "any"
+    (model / "1").mkdir(parents=True)
+    (model / "1" / "model.py").write_text(model_py())
+    config = config_pbtxt("any", "SimpleJev/JevAny-Gemma-4B-LoRA", str(tmp_path / "shape"), None, "bfloat16")
+    config += 'parameters { key: "weights" value: { string_value: "checkpoint" } }\n'
+    (model / "config.pbtxt").write_text(config)
+    with (
+        (tmp_path / "log").open("wb") as log,
+        TritonServer(tmp_path / "models", ["any"], ports=FREE_PORTS, log=log, random_weights=True) as server,
+    ):
+        server.wait_until_ready(300)
+        with Client(server.grpc_url, "any") as client:
+            for question in QUESTIONS.values():
+                assert client.decide(STATE, question).weights == "random"
+            assert client.decide_all(STATE, QUESTIONS)["weights"] == "random"
+        assert scraped(server, "any")["jevany_model_info"][0]["weights"] == "random"
+    assert (model / "config.pbtxt").read_text() == config
+    lines = [line for line in (tmp_path / "log").read_text().splitlines() if '] "any' in line]
     assert len(lines) > 3
-    assert all("random (random weights): " in line for line in lines)
+    assert all("any (random weights): " in line for line in lines)
 
 
 def test_a_place_of_tritons_choice_is_refused(repository: Path) -> None:
