@@ -117,9 +117,7 @@ def _readers() -> list[threading.Thread]:
 
 
 @pytest.mark.parametrize("readers", [1, 3])
-def test_host_memory_is_bounded_however_large_a_file_is(
-    tmp_path: Path, host_memory: type[_Map], readers: int
-) -> None:
+def test_host_memory_is_bounded_however_large_a_file_is(tmp_path: Path, host_memory: type[_Map], readers: int) -> None:
     save_file({"w": torch.randn(9000, 20)}, tmp_path / "x")
     target = torch.zeros(9000, 20)
     with WeightStream(CPU, readers) as stream_of_weights:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 GB = 1e9
-# A block on its way to the device stands there as stored, as float32, as its adapter's product and as its scales; of one
-# that is stored as fp8, the last three are four times as large.
+# A block on its way to the device stands there as stored, as float32, as its adapter's product and as its scales: all
+# but the first are four times as large where it is stored as fp8.
 _COPIES_OF_A_BLOCK = 16
 _GPU_LIBRARIES = 500_000_000  # cuBLAS's workspaces and kernels loaded on first use.
 _WIDEST_FUSED_HEAD = 256

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 
@@ -55,7 +56,7 @@ class Weight:
     pair: LoraPair | None = None
     scales: BlockScales | None = None
 
-    def on_device(self) -> Weight:
+    def on_device(self) -> Self:
         """Return it with the adapter's pair on the device, so that this moves once and not with every block."""
         return replace(self, pair=self.pair.to(self.target.device)) if self.pair else self
 
