@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import logging
+import mmap
 import os
 import re
+import threading
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from jevany_backend.checkpoint import CheckpointError, load, load_text_model, open_checkpoint, plan, stream
 from jevany_backend.checkpoint.adapter import LoraPair, read_adapter
@@ -62,13 +66,13 @@ def test_a_header_says_where_each_tensor_lies(tmp_path: Path) -> None:
         assert torch.equal(torch.frombuffer(raw, dtype=stored.dtype).view(stored.shape), tensors[name])
 
 
-@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("readers", [1, 3])
 @pytest.mark.parametrize(
     ("stored", "served"), [(F32, F32), (BF16, BF16), (F32, BF16), (BF16, F32), (torch.float16, F32)]
 )
 @pytest.mark.parametrize("adapted", [False, True])
 def test_every_value_arrives(
-    tmp_path: Path, stored: torch.dtype, served: torch.dtype, adapted: bool, lanes: int
+    tmp_path: Path, stored: torch.dtype, served: torch.dtype, adapted: bool, readers: int
 ) -> None:
     weight = torch.randn(301, 61).to(stored)
     wide = torch.randn(2, 10_000).to(stored)  # One row is larger than a block.
@@ -77,8 +81,8 @@ def test_every_value_arrives(
     pair = LoraPair(torch.randn(4, 61), torch.randn(301, 4), 0.5) if adapted else None
     places = {name: torch.full(header[name].shape, torch.nan, dtype=served) for name in header}
     weights = [Weight(header[name], places[name], pair if name == "w" else None) for name in header]
-    with WeightStream(CPU, lanes) as reader:
-        assert reader.read(tmp_path / "x", weights) == weight.nbytes + wide.nbytes + 4
+    with WeightStream(CPU, readers) as reader:
+        assert reader.read(weights) == weight.nbytes + wide.nbytes + 4
     expected = weight.to(served)
     if pair is not None:
         # Merged as a whole, in float32, rounded once: no bit may differ.
@@ -88,24 +92,78 @@ def test_every_value_arrives(
     assert places["one"] == 3
 
 
-def test_a_weight_of_the_same_dtype_is_written_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_file({"w": torch.randn(900, 20)}, tmp_path / "x")
-    stored = read_header(tmp_path / "x")["w"]
-    made: list[int] = []
-    empty = torch.empty
+class _Map(mmap.mmap):
+    """Memory that is asked for as the loader does; all of it that is still there, and its sizes."""
 
-    def count(*size: int, **options: Any) -> torch.Tensor:
-        made.append(size[0])
-        return empty(*size, **options)
+    alive: ClassVar[weakref.WeakSet[_Map]] = weakref.WeakSet()
+    sizes: ClassVar[list[int]] = []
 
-    monkeypatch.setattr(torch, "empty", count)
-    target = torch.zeros(900, 20)
-    with WeightStream(CPU, 2) as reader:
-        reader.read(tmp_path / "x", [Weight(stored, target)])
-    # Beside the target there was nothing but two lanes' two buffers.
-    assert set(made) == {stream.BLOCK_BYTES}
-    assert len(made) <= 4
+    def __new__(cls, file: int, nbytes: int, **options: Any) -> Self:
+        made = super().__new__(cls, file, nbytes, **options)
+        cls.alive.add(made)
+        cls.sizes.append(nbytes)
+        return made
+
+
+@pytest.fixture
+def host_memory(monkeypatch: pytest.MonkeyPatch) -> type[_Map]:
+    monkeypatch.setattr(mmap, "mmap", _Map)
+    monkeypatch.setattr(_Map, "sizes", [])
+    return _Map
+
+
+def _readers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("weights")]
+
+
+@pytest.mark.parametrize("readers", [1, 3])
+def test_host_memory_is_bounded_however_large_a_file_is(tmp_path: Path, host_memory: type[_Map], readers: int) -> None:
+    save_file({"w": torch.randn(9000, 20)}, tmp_path / "x")
+    target = torch.zeros(9000, 20)
+    with WeightStream(CPU, readers) as stream_of_weights:
+        stream_of_weights.read([Weight(read_header(tmp_path / "x")["w"], target)])
+        stream_of_weights.read([Weight(read_header(tmp_path / "x")["w"], target)])
+        assert len(_readers()) == readers
+    # The tensor has 44 blocks; beside the weight itself there were two for each reader, and they are gone.
+    assert host_memory.sizes == [stream.BLOCK_BYTES] * 2 * readers
+    assert not host_memory.alive
+    assert not _readers()
     assert torch.equal(target, load_file(tmp_path / "x")["w"])
+
+
+@pytest.mark.parametrize("block_rows", [64, 128, 192, 1000])
+def test_the_merge_does_not_depend_on_the_size_of_a_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_rows: int
+) -> None:
+    width, rank = 256, 16
+    base = torch.randn(1000, width).bfloat16()
+    pair = LoraPair(torch.randn(rank, width).bfloat16(), torch.randn(1000, rank).bfloat16(), 2.0)
+    save_file({"w": base}, tmp_path / "x")
+    monkeypatch.setattr(stream, "BLOCK_BYTES", block_rows * width * 2)
+    merged = torch.zeros(1000, width, dtype=BF16)
+    with WeightStream(CPU) as reader:
+        reader.read([Weight(read_header(tmp_path / "x")["w"], merged, pair)])
+    whole = base.float().add_(pair.up.float() @ pair.down.float(), alpha=2.0).bfloat16()
+    assert torch.equal(merged.view(torch.int16), whole.view(torch.int16))
+
+
+def test_no_more_than_a_block_is_merged_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_file({"w": torch.randn(1000, 64).bfloat16()}, tmp_path / "x")
+    largest = 0
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+            nonlocal largest
+            result = function(*arguments, **(options or {}))
+            if isinstance(result, torch.Tensor) and result.dtype == F32:
+                largest = max(largest, result.numel())
+            return result
+
+    pair = LoraPair(torch.randn(4, 64), torch.randn(1000, 4), 1.0)
+    target = torch.zeros(1000, 64, dtype=BF16)
+    with WeightStream(CPU, 1) as reader, Sizes():
+        reader.read([Weight(read_header(tmp_path / "x")["w"], target, pair)])
+    assert largest == 2 * 64 * 64  # In bfloat16, a block has twice the rows.
 
 
 @pytest.mark.parametrize(
@@ -253,6 +311,58 @@ def test_a_failed_read_names_file_and_tensor_and_leaves_nothing(
     gc.collect()
     assert models
     assert not any(reference() is not None for reference in models)  # Though the error is still held here.
+
+
+@pytest.mark.parametrize("where", ["open", "read", "take in"])
+def test_whatever_fails_no_thread_and_no_buffer_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host_memory: type[_Map], where: str
+) -> None:
+    for number in range(2):
+        save_file({f"w{number}": torch.randn(2000, 64), f"v{number}": torch.randn(2000, 64)}, tmp_path / f"{number}.st")
+    stored = read_header(tmp_path / "0.st") | read_header(tmp_path / "1.st")
+    if where == "open":
+        (tmp_path / "1.st").unlink()
+        message = r"1\.st: No such file or directory"
+    elif where == "read":
+        fault = stored["v1"].offset + stored["v1"].nbytes // 2
+        preadv = os.preadv
+
+        def failing_disk(file: int, buffers: Any, offset: int) -> int:
+            if Path(os.readlink(f"/proc/self/fd/{file}")).name == "1.st" and offset >= fault:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return preadv(file, buffers, offset)
+
+        monkeypatch.setattr(os, "preadv", failing_disk)
+        message = r"1\.st: v1: Input/output error"
+    else:
+        message = r"1\.st: v1: .*size"
+    targets = {name: torch.zeros(2000, 64 if where != "take in" or name != "v1" else 63) for name in stored}
+    opened = set(os.listdir("/proc/self/fd"))
+    with (
+        pytest.raises(CheckpointError, match=message),
+        WeightStream(CPU, 3) as reader,
+    ):
+        reader.read([Weight(stored[name], targets[name]) for name in stored])
+    gc.collect()
+    assert not _readers()
+    assert not host_memory.alive
+    assert set(os.listdir("/proc/self/fd")) <= opened
+
+
+def test_an_interrupt_ends_the_readers(tmp_path: Path, host_memory: type[_Map]) -> None:
+    save_file({"w": torch.randn(9000, 64)}, tmp_path / "x")
+
+    class Interrupted(Weight):
+        def write(self, raw: torch.Tensor, first_row: int, rows: int) -> None:
+            if first_row:
+                raise KeyboardInterrupt
+
+    weight = Interrupted(read_header(tmp_path / "x")["w"], torch.zeros(9000, 64))
+    with pytest.raises(KeyboardInterrupt), WeightStream(CPU, 3) as reader:
+        reader.read([weight])
+    gc.collect()
+    assert not _readers()
+    assert not host_memory.alive
 
 
 def test_a_full_device_says_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

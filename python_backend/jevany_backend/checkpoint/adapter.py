@@ -38,8 +38,8 @@ class LoraPair:
     """What the adapter adds to one weight: scale B A.
 
     Attributes:
-        down: A, (r, in), in host memory.
-        up: B, (out, r), in host memory.
+        down: A, (r, in).
+        up: B, (out, r), on the same device.
         scale: alpha / r.
     """
 
@@ -52,15 +52,25 @@ class LoraPair:
         """The shape of the weight that it belongs to, (out, in)."""
         return self.up.shape[0], self.down.shape[1]
 
+    def to(self, device: torch.device) -> LoraPair:
+        """Return the pair in float32 on a device; work that its current stream is given from now on finds it there."""
+        return LoraPair(_to_device(self.down.float(), device), _to_device(self.up.float(), device), self.scale)
+
     def add_to(self, weight: torch.Tensor, first_row: int) -> None:
         """Add the adapter's part to some rows of its weight, in place.
 
         Args:
-            weight: (rows, in), float32, on any device.
+            weight: (rows, in), float32, where the pair is, which must be float32 as well.
             first_row: The number of its first row in the whole weight.
         """
-        up = self.up[first_row : first_row + len(weight)].to(weight.device, torch.float32)
-        weight.add_(up @ self.down.to(weight.device, torch.float32), alpha=self.scale)
+        weight.add_(self.up[first_row : first_row + len(weight)] @ self.down, alpha=self.scale)
+
+
+def _to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if device.type == "cuda":
+        # From memory that is not pinned, the copy would make this thread wait for what the device has begun before.
+        values = values.pin_memory()
+    return values.to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,10 +16,10 @@ from transformers import AutoTokenizer
 from jevany_backend.checkpoint.base import BaseFiles
 from jevany_backend.checkpoint.errors import CheckpointError, first_line
 from jevany_backend.checkpoint.head_file import HeadFile, read_head_file
-from jevany_backend.checkpoint.memory import GB, MemoryNeed, check_memory, workspace
+from jevany_backend.checkpoint.memory import MemoryNeed, check_memory, workspace
 from jevany_backend.checkpoint.plan import TOKEN_TABLES, WeightPlan, build_model, plan_weights
 from jevany_backend.checkpoint.source import resolve_directory
-from jevany_backend.checkpoint.stream import WeightStream
+from jevany_backend.checkpoint.stream import WeightStream, rate_text
 from jevany_backend.encoding import Delimiters, Limits, build_labels, find_delimiters, label_ids
 from jevany_backend.readout import DirectTokenReadout, PointerReadout, Readout
 
@@ -134,32 +135,34 @@ def load_text_model(
         # The frames of a traceback hold the half-loaded weights, so the error goes on without them.
         failure = error.with_traceback(None)
         failure.__context__ = None
+    gc.collect()  # The error of a reader's thread and the frame that it was raised in hold each other.
     _release(device)
     raise failure
 
 
 def _load(weights: WeightPlan, device: torch.device) -> PreTrainedModel:
-    model = build_model(weights.config, device, weights.dtype)
+    with ThreadPoolExecutor(1) as beside:
+        beside.submit(_first_product, device)
+        model = build_model(weights.config, device, weights.dtype)
     # Persistent buffers are part of the checkpoint as parameters are.
     targets = dict(model.state_dict(keep_vars=True))
-    shards = weights.by_shard()
-    started, total = time.perf_counter(), 0
+    started = time.perf_counter()
     with WeightStream(device) as stream:
-        for number, (path, names) in enumerate(shards.items(), 1):
-            shard_started = time.perf_counter()
-            nbytes = stream.read(path, [weights.weight(name, targets[name]) for name in names])
-            total += nbytes
-            log.info("shard %d of %d, %s: %s", number, len(shards), path.name, _rate(nbytes, shard_started))
+        total = stream.read([weights.weight(name, targets[name]) for name in weights.stored])
     with torch.no_grad():
         _set_added_rows(weights, targets)
     _release(device)
-    log.info("all %d shards: %s", len(shards), _rate(total, started))
+    log.info("all %d shards: %s", len(weights.by_shard()), rate_text(total, time.perf_counter() - started))
     return model
 
 
-def _rate(nbytes: int, started: float) -> str:
-    seconds = time.perf_counter() - started
-    return f"{nbytes / GB:.2f} GB in {seconds:.2f} s, {nbytes / GB / seconds:.1f} GB/s"
+def _first_product(device: torch.device) -> None:
+    """Have the device's matrix library set itself up, which takes cuBLAS about a tenth of a second.
+
+    What it sets up belongs to a thread; PyTorch hands it on to the next one when that thread ends.
+    """
+    rows = torch.zeros(64, 16, device=device)
+    rows @ rows.T
 
 
 def _set_added_rows(weights: WeightPlan, targets: dict[str, torch.Tensor]) -> None:
@@ -177,9 +180,8 @@ def _set_added_rows(weights: WeightPlan, targets: dict[str, torch.Tensor]) -> No
 
 def _release(device: torch.device) -> None:
     """Give back what the device no longer needs."""
-    gc.collect()
     if device.type == "cuda":
-        # cuBLAS keeps a workspace for each stream that it was called on, and the lanes' are gone.
+        # cuBLAS keeps a workspace for each stream that it was called on, and those of the loading are gone.
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
 

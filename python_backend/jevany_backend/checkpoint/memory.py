@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from jevany_backend.checkpoint.errors import CheckpointError
-from jevany_backend.checkpoint.stream import BLOCK_BYTES, MAX_LANES
+from jevany_backend.checkpoint.stream import BLOCK_BYTES, STREAMS
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 GB = 1e9
-# A block on its way to the device stands there as stored, as float32, as its adapter's product and as its scales.
-_COPIES_OF_A_BLOCK = 8
+# A block on its way to the device stands there as stored, as float32, as its adapter's product and as its scales: all
+# but the first are four times as large where it is stored as fp8.
+_COPIES_OF_A_BLOCK = 16
 _GPU_LIBRARIES = 500_000_000  # cuBLAS's workspaces and kernels loaded on first use.
 _WIDEST_FUSED_HEAD = 256
 
@@ -58,7 +59,7 @@ def workspace(config: PretrainedConfig, dtype: torch.dtype, row_tokens: int) -> 
         dtype: What it is served in.
         row_tokens: The longest row.
     """
-    load = MAX_LANES * BLOCK_BYTES * _COPIES_OF_A_BLOCK
+    load = STREAMS * BLOCK_BYTES * _COPIES_OF_A_BLOCK
     # At the widest place of a layer stand the residual, its norm in float32, and the two halves of the MLP.
     row = row_tokens * (8 * config.hidden_size + 4 * config.intermediate_size) * dtype.itemsize
     if _widest_head(config) > _WIDEST_FUSED_HEAD:  # No fused attention: the scores stand in memory.

@@ -16,7 +16,7 @@ from jevany_backend.checkpoint.adapter import Adapter, read_adapter
 from jevany_backend.checkpoint.base import BaseFiles
 from jevany_backend.checkpoint.errors import CheckpointError
 from jevany_backend.checkpoint.shards import StoredTensor
-from jevany_backend.checkpoint.stream import read_rows
+from jevany_backend.checkpoint.stream import read_tensor
 from jevany_backend.checkpoint.weights import BlockScales, Weight
 
 if TYPE_CHECKING:
@@ -69,8 +69,8 @@ class WeightPlan:
         if name in self.scales:
             assert self.base.quantised_block is not None  # plan_weights has seen to it.
             rows, columns = self.base.quantised_block
-            values = read_rows(self.scales[name], range(self.scales[name].rows))
-            scales = BlockScales(values.to(target.device, torch.float32), rows, columns)
+            values = read_tensor(self.scales[name]).to(target.device, torch.float32)
+            scales = BlockScales(values, rows, columns)
         if name.removesuffix(".weight") in TOKEN_TABLES:
             target = target[: stored.rows]
         return Weight(stored, target.detach(), self.adapter.pairs.get(name.removesuffix(".weight")), scales)

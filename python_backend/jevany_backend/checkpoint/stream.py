@@ -1,17 +1,24 @@
-"""From files to a device: many reads at once, through a few buffers that are used again and again.
+"""From files to a device: several threads read ahead through a ring of buffers, the caller's hands each block on.
 
-Each lane is a thread with two buffers of host memory. While the device still takes in what is in one, the lane reads
-the next block of the file into the other. Host memory is bounded by the lanes' buffers, however large a file is, and
-no tensor exists twice: a block goes to its place in the weight itself.
+While the device still takes in some blocks, the next ones are read from the files. Host memory is bounded by the ring,
+however large a file is, and no tensor exists twice: a block goes to its place in the weight itself.
+
+One thread alone gives the device its work. The readers would wait for each other there, and cuBLAS keeps a workspace
+for each pair of a thread and a stream that it is called from.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
+import itertools
+import logging
+import mmap
 import os
-import threading
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -22,9 +29,16 @@ import torch
 from jevany_backend.checkpoint.errors import CheckpointError, first_line
 from jevany_backend.checkpoint.shards import StoredTensor
 
-BLOCK_BYTES = 8 << 20
-MAX_LANES = 8
+# So large that what Python does for a block takes a fraction of the time in which a fast link moves it.
+BLOCK_BYTES = 16 << 20
+MAX_READERS = 8
+# One that is being read and one that waits for the device or is on its way there.
+BLOCKS_A_READER = 2
+# With two, a weight is merged while the next one is copied to the device.
+STREAMS = 2
 ROW_STEP = 64
+
+log = logging.getLogger(__name__)
 
 
 class Destination(Protocol):
@@ -33,6 +47,10 @@ class Destination(Protocol):
     @property
     def stored(self) -> StoredTensor:
         """What is read."""
+        ...
+
+    def on_device(self) -> Self:
+        """Return it with all that `write` needs beside the rows on the device; called once, before its first row."""
         ...
 
     def write(self, raw: torch.Tensor, first_row: int, rows: int) -> None:
@@ -53,8 +71,12 @@ class _Block:
     rows: int
 
     @property
+    def stored(self) -> StoredTensor:
+        return self.destination.stored
+
+    @property
     def begin(self) -> int:
-        return self.destination.stored.offset + self.first_row * self._row_bytes
+        return self.stored.offset + self.first_row * self._row_bytes
 
     @property
     def nbytes(self) -> int:
@@ -62,8 +84,7 @@ class _Block:
 
     @property
     def _row_bytes(self) -> int:
-        stored = self.destination.stored
-        return stored.nbytes // max(stored.rows, 1)
+        return self.stored.nbytes // max(self.stored.rows, 1)
 
 
 def _blocks(destinations: Iterable[Destination]) -> Iterator[_Block]:
@@ -98,21 +119,21 @@ class WeightStream:
 
     Args:
         device: Where the weights are.
-        lanes: How many reads are under way at once; what the machine has processors for if None.
+        readers: How many threads read; what the machine has processors for if None.
     """
 
-    def __init__(self, device: torch.device, lanes: int | None = None) -> None:
-        count = lanes or min(MAX_LANES, os.cpu_count() or 1)
+    def __init__(self, device: torch.device, readers: int | None = None) -> None:
+        count = readers or min(MAX_READERS, os.cpu_count() or 1)
         self._device = device
-        self._lanes = [_Lane(device) for _ in range(count)]
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="weights")
+        self._ring = [_Buffer(device) for _ in range(BLOCKS_A_READER * count)]
+        self._streams = [torch.cuda.Stream(device) for _ in range(STREAMS)] if device.type == "cuda" else []
 
-    def read(self, path: Path, destinations: Sequence[Destination]) -> int:
-        """Read tensors of one file; when this returns, the device has them.
+    def read(self, destinations: Sequence[Destination]) -> int:
+        """Read tensors, file after file with a log line for each; when this returns, the device has them.
 
         Args:
-            path: The file.
-            destinations: What to read and where it goes.
+            destinations: What to read and where it goes, in any order.
 
         Returns:
             How many bytes were read.
@@ -121,23 +142,40 @@ class WeightStream:
             CheckpointError: Names the file and the tensor that could not be read or taken in.
             torch.cuda.OutOfMemoryError: The device has no memory left; the message names both as well.
         """
-        if self._device.type == "cuda":
-            # The lanes' streams must not overtake what the caller has begun on its own, such as making the weights.
+        if self._streams:
+            # They must not overtake what the caller has begun on its own stream, such as making the weights.
             torch.cuda.current_stream(self._device).synchronize()
-        ordered = sorted(destinations, key=lambda destination: destination.stored.offset)
-        feed = _Feed(_blocks(ordered))
-        try:
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise CheckpointError(f"{path}: {error.strerror or error}") from None
-        try:
-            work = [self._pool.submit(lane.run, file, feed) for lane in self._lanes]
-            total = sum([part.result() for part in work])
-        finally:
-            os.close(file)
-        if feed.failure is not None:
-            raise feed.failure
-        return total
+        ordered = sorted(destinations, key=lambda destination: (destination.stored.path, destination.stored.offset))
+        shards = _ShardLog(ordered)
+        intake = _Intake(self._streams)
+        pending: deque[tuple[_Block, _Buffer, Future[torch.Tensor]]] = deque()
+
+        def take_in() -> None:
+            block, buffer, content = pending.popleft()
+            intake.take(block, buffer, content)
+            shards.taken(block)
+
+        with contextlib.ExitStack() as files:
+            try:
+                buffers = itertools.cycle(self._ring)
+                for path, its_own in itertools.groupby(ordered, key=lambda destination: destination.stored.path):
+                    file = files.enter_context(_open(path))
+                    for block in _blocks(its_own):
+                        if len(pending) == len(self._ring):
+                            take_in()  # The oldest, which has the buffer that is next.
+                        buffer = next(buffers)
+                        content = self._pool.submit(buffer.read, file.fileno(), block.begin, block.nbytes)
+                        pending.append((block, buffer, content))
+                while pending:
+                    take_in()
+            finally:
+                # Neither a file nor a buffer goes while a thread or the device is still at it.
+                for _, _, content in pending:
+                    content.cancel()
+                wait([content for _, _, content in pending])
+                for stream in self._streams:
+                    stream.synchronize()
+        return shards.total
 
     def __enter__(self) -> Self:
         return self
@@ -146,77 +184,122 @@ class WeightStream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._pool.shutdown()
-        self._lanes.clear()
+        while self._ring:
+            self._ring.pop().free()
 
 
-class _Feed:
-    """Hands out blocks to lanes until there are none or one has failed."""
+class _Intake:
+    """Hands blocks to their destinations, all of one weight in one stream."""
 
-    def __init__(self, blocks: Iterator[_Block]) -> None:
-        self._blocks = blocks
-        self._lock = threading.Lock()
-        self.failure: Exception | None = None
+    def __init__(self, streams: Sequence[torch.cuda.Stream]) -> None:
+        self._streams = itertools.cycle(streams or [None])
+        self._stream: torch.cuda.Stream | None = None
+        self._destination: Destination | None = None
 
-    def next(self) -> _Block | None:
-        with self._lock:
-            return None if self.failure else next(self._blocks, None)
+    def take(self, block: _Block, buffer: _Buffer, content: Future[torch.Tensor]) -> None:
+        """Wait for a block's bytes and give them to the device; blocks come in the order of their rows."""
+        try:
+            raw = content.result()
+            if block.first_row == 0:
+                # What a weight has on the device beside its rows is given back with the next one, and the allocator
+                # hands it on within its stream: so no work of another stream may still be reading it.
+                self._stream = next(self._streams)
+            with contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+                if block.first_row == 0 or self._destination is None:
+                    self._destination = block.destination.on_device()
+                self._destination.write(raw, block.first_row, block.rows)
+                buffer.busy_until_now()
+        except Exception as error:
+            raise _named(error, block.stored) from None
 
-    def fail(self, failure: Exception) -> None:
-        with self._lock:
-            self.failure = self.failure or failure
 
-
-class _Lane:
-    """Reads blocks one after another; a CUDA device works at the last one meanwhile."""
+class _Buffer:
+    """Host memory that blocks are read into, one after another; for a CUDA device it is pinned."""
 
     def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
         self._device = device
-        self._stream = torch.cuda.Stream(device) if self._cuda else None
-        self._buffers: list[tuple[torch.Tensor, torch.cuda.Event | None]] = []
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+        # A reader that waits leaves its processor to the others.
+        self._taken = torch.cuda.Event(blocking=True) if device.type == "cuda" else None
 
-    def run(self, file: int, feed: _Feed) -> int:
-        """Take blocks off the feed until it is dry; return how many bytes there were."""
-        total = 0
-        turn = 0
-        # Streams are per thread: what a block's destination launches goes to this lane's.
-        with self._current_stream(), torch.no_grad():
-            while (block := feed.next()) is not None:
-                try:
-                    self._take(file, block, turn)
-                except Exception as error:
-                    feed.fail(_named(error, block.destination.stored))
-                    break
-                total += block.nbytes
-                turn ^= 1
-            if self._stream is not None:
-                self._stream.synchronize()
-        return total
+    def read(self, file: int, begin: int, nbytes: int) -> torch.Tensor:
+        """Read some bytes of a file, once the device has taken in what was here before.
 
-    def _current_stream(self) -> contextlib.AbstractContextManager[object]:
-        return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+        Returns:
+            (nbytes), uint8: this buffer's memory.
+        """
+        if self._taken is not None:
+            self._taken.synchronize()
+        if len(self._bytes) < nbytes:
+            self._allocate(max(nbytes, BLOCK_BYTES))  # A single row may be larger than a block.
+        raw = self._bytes[:nbytes]
+        _read_fully(file, raw.numpy().data, begin)
+        return raw
 
-    def _take(self, file: int, block: _Block, turn: int) -> None:
-        buffer, taken = self._buffer(turn, block.nbytes)
-        if taken is not None:
-            taken.synchronize()
-        raw = buffer[: block.nbytes]
-        _read_fully(file, raw.numpy().data, block.begin)
-        block.destination.write(raw, block.first_row, block.rows)
-        if taken is not None:
-            taken.record(self._stream)
+    def busy_until_now(self) -> None:
+        """Keep `read` waiting until the current stream has done what it has been given so far."""
+        if self._taken is not None:
+            self._taken.record()
 
-    def _buffer(self, turn: int, nbytes: int) -> tuple[torch.Tensor, torch.cuda.Event | None]:
-        if len(self._buffers) <= turn:
-            self._buffers.append(self._make_buffer(BLOCK_BYTES))
-        if len(self._buffers[turn][0]) < nbytes:  # A single row is larger than a block.
-            self._buffers[turn] = self._make_buffer(nbytes)
-        return self._buffers[turn]
+    def _allocate(self, nbytes: int) -> None:
+        self.free()
+        # Pages of its own, which is what can be pinned. PyTorch's pinned memory would never be given back.
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        fresh = torch.frombuffer(memory, dtype=torch.uint8)
+        if self._taken is not None:
+            # Only from pinned memory does a copy to the device run beside the thread that starts it.
+            with torch.cuda.device(self._device):
+                torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(fresh.data_ptr(), nbytes, 0))
+        self._bytes = fresh
 
-    def _make_buffer(self, nbytes: int) -> tuple[torch.Tensor, torch.cuda.Event | None]:
-        # Only from pinned memory does a copy to a CUDA device run beside the thread that starts it.
-        buffer = torch.empty(nbytes, dtype=torch.uint8, pin_memory=self._cuda)
-        return buffer, torch.cuda.Event() if self._cuda else None
+    def free(self) -> None:
+        """Give the memory back; the device must be done with it."""
+        if self._taken is not None and len(self._bytes):
+            with torch.cuda.device(self._device):
+                torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr()))
+        self._bytes = self._bytes.new_empty(0)
+
+
+class _ShardLog:
+    """Logs a line for each file that has been taken in.
+
+    Attributes:
+        total: How many bytes have been.
+    """
+
+    def __init__(self, destinations: Sequence[Destination]) -> None:
+        self._sizes: Counter[Path] = Counter()
+        for destination in destinations:
+            self._sizes[destination.stored.path] += destination.stored.nbytes
+        self._left = self._sizes.copy()
+        self._done = 0
+        self._since = time.perf_counter()
+        self.total = 0
+
+    def taken(self, block: _Block) -> None:
+        """Count a block, and end its file's line with the time since the line before."""
+        path = block.stored.path
+        self.total += block.nbytes
+        self._left[path] -= block.nbytes
+        if self._left[path]:
+            return
+        self._done += 1
+        now = time.perf_counter()
+        rate = rate_text(self._sizes[path], now - self._since)
+        log.info("shard %d of %d, %s: %s", self._done, len(self._sizes), path.name, rate)
+        self._since = now
+
+
+def rate_text(nbytes: int, seconds: float) -> str:
+    """Return a size, a time and their ratio in words."""
+    return f"{nbytes / 1e9:.2f} GB in {seconds:.2f} s, {nbytes / 1e9 / seconds:.1f} GB/s"
+
+
+def _open(path: Path) -> io.FileIO:
+    try:
+        return path.open("rb", buffering=0)
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror or error}") from None
 
 
 def _read_fully(file: int, target: memoryview, begin: int) -> None:
@@ -254,10 +337,28 @@ def read_rows(stored: StoredTensor, rows: Sequence[int]) -> torch.Tensor:
     """
     result = torch.empty(len(rows), *stored.shape[1:], dtype=stored.dtype)
     raw = result.view(torch.uint8).reshape(len(rows), -1)
+    _read_parts(stored, ((stored.offset + row * len(target), target) for row, target in zip(rows, raw, strict=True)))
+    return result
+
+
+def read_tensor(stored: StoredTensor) -> torch.Tensor:
+    """Read a stored tensor of at least one dimension into host memory.
+
+    Returns:
+        Its values, as stored.
+
+    Raises:
+        CheckpointError: Names the file and the tensor that could not be read.
+    """
+    result = torch.empty(stored.shape, dtype=stored.dtype)
+    _read_parts(stored, [(stored.offset, result.view(torch.uint8).reshape(-1))])
+    return result
+
+
+def _read_parts(stored: StoredTensor, parts: Iterable[tuple[int, torch.Tensor]]) -> None:
     try:
         with stored.path.open("rb", buffering=0) as file:
-            for row, target in zip(rows, raw, strict=True):
-                _read_fully(file.fileno(), target.numpy().data, stored.offset + row * len(target))
+            for begin, target in parts:
+                _read_fully(file.fileno(), target.numpy().data, begin)
     except OSError as error:
         raise CheckpointError(f"{stored.path}: {stored.name}: {error.strerror or error}") from None
-    return result

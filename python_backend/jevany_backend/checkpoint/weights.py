@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 
@@ -55,11 +56,15 @@ class Weight:
     pair: LoraPair | None = None
     scales: BlockScales | None = None
 
+    def on_device(self) -> Self:
+        """Return it with the adapter's pair on the device, so that this moves once and not with every block."""
+        return replace(self, pair=self.pair.to(self.target.device)) if self.pair else self
+
     def write(self, raw: torch.Tensor, first_row: int, rows: int) -> None:
         """Write some rows: W' = dtype(float32(W) + scale B A), rounded once.
 
         Where nothing changes, the bytes are copied to their place; else the rows pass through a small block on the
-        device.
+        device: no more than these rows are ever there in float32.
 
         Args:
             raw: The rows' bytes as stored, uint8, in host memory; the copy may go on after the return.
