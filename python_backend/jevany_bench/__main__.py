@@ -55,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         panel = read_panel(options.panel)
         candidates = [find_candidate(options.repository / name, options.weights) for name in options.models]
+        rows = [candidate.rows(panel)[: options.rows] for candidate in candidates]
     except (OSError, ValueError, KeyError, CheckpointError) as error:
         print(f"jevany_bench: {error}", file=sys.stderr)
         return 2
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number, candidate in enumerate(candidates):
         # Larger models, which come last, take more of the time.
         share = (deadline - time.monotonic()) * (number + 1) / sum(range(number + 1, len(candidates) + 1))
-        run = _Run(candidate, panel, device, options, time.monotonic() + share)
+        run = _Run(candidate, panel, rows[number], device, options, time.monotonic() + share)
         good &= run.all()
         print(f"\n{report.table(run.result)}\n", flush=True)
         print(f"{run.path}: written", flush=True)
@@ -73,7 +74,13 @@ class _Run:
     """One model's benchmark. Every part leaves its result in the file when it ends, and its error when it fails."""
 
     def __init__(
-        self, candidate: Candidate, panel: Panel, device: torch.device, options: argparse.Namespace, deadline: float
+        self,
+        candidate: Candidate,
+        panel: Panel,
+        rows: list[Row],
+        device: torch.device,
+        options: argparse.Namespace,
+        deadline: float,
     ) -> None:
         self.candidate = candidate
         self.device = device
@@ -81,7 +88,7 @@ class _Run:
         # Our engine takes the weights out of the model, so it comes last, as in MODES.
         self.modes = sorted(options.modes, key=list(MODES).index)
         self.deadline = deadline
-        self.rows = candidate.rows(panel)[: options.rows]
+        self.rows = rows
         self.path: Path = options.out / f"{candidate.name}.json"
         self.samples: dict[str, Samples] = {}
         lengths = [len(row.ids) for row in self.rows]

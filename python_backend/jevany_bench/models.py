@@ -52,10 +52,19 @@ class Candidate:
         return isinstance(self.files, RandomRelease)
 
     def rows(self, panel: Panel) -> list[Row]:
-        """Return the panel's rows: encoded by the model's tokenizer, or of random tokens where it has none."""
+        """Return the panel's rows: encoded by the model's tokenizer, or of random tokens where it has none.
+
+        Raises:
+            ValueError: It has none, and the panel does not say how long its rows are.
+        """
         files = self.files
         if isinstance(files, RandomRelease):
-            return [self.synthetic_row(r.id, r.tokens, len(r.question.option_texts)) for r in panel.requests]
+            rows = []
+            for request in panel.requests:
+                if request.tokens is None:
+                    raise ValueError(f"{panel.name}: {request.id}: no row_tokens_qwen, which random weights need")
+                rows.append(self.synthetic_row(request.id, request.tokens, len(request.question.option_texts)))
+            return rows
         encoder = RowEncoder(files.tokenizer, files.delimiters, files.labels, Limits(1 << 20, 1 << 20))
         return [encoded_row(request, encoder) for request in panel.requests]
 

@@ -17,6 +17,7 @@ from jevany_bench.models import find_candidate
 from jevany_bench.panel import read_panel, synthetic_row
 from jevany_bench.protocol import Samples, changes, measure
 from jevany_bench.report import table
+from jevany_tiny.panel import main as write_panel
 
 ROOT = Path(__file__).parents[2]
 PANEL = ROOT / "loadtest" / "panels" / "jevbench-shape-231.jsonl"
@@ -28,6 +29,7 @@ def test_synthetic_rows_have_the_lengths_of_the_panel() -> None:
     assert len(panel.requests) == 231
     for request in panel.requests:
         options = len(request.question.option_texts)
+        assert request.tokens is not None
         row = synthetic_row(request.id, request.tokens, options, (1, 2, 3, 4, 5), 1000)
         assert len(row.ids) == request.tokens
         assert row.decide == request.tokens - 1
@@ -114,6 +116,27 @@ def test_a_whole_run_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert engine["against_first"]["argmax_changes"] == 0
     assert engine["against_first"]["largest_probability_change"] < 1e-4
     assert "| engine | 8 |" in capsys.readouterr().out
+
+
+def test_our_engine_answers_held_out_decisions_as_transformers_do(tmp_path: Path) -> None:
+    panel = tmp_path / "held-out.jsonl"
+    write_panel([str(panel), "--rows", "100"])
+    models = ["jevany-tiny", "jevany-tiny-direct-token"]
+    options = ["--panel", str(panel), "--repeats", "1", "--warm-up", "0", "--cpu", "--out", str(tmp_path)]
+    assert main([*models, *options, "--modes", "default", "engine"]) == 0
+    for model in models:
+        moved = json.loads((tmp_path / f"{model}.json").read_text())["modes"]["engine"]["against_first"]
+        assert moved["rows"] == 100
+        assert moved["argmax_changes"] == 0
+        assert 0 < moved["largest_probability_change"] < 1e-4
+
+
+def test_random_weights_need_the_lengths_of_the_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    panel = tmp_path / "held-out.jsonl"
+    write_panel([str(panel), "--rows", "2"])
+    assert main(["jevany-4b", "--weights", "random", "--panel", str(panel)]) == 2
+    expected = "held-out.jsonl: held-out-0000: no row_tokens_qwen, which random weights need"
+    assert expected in capsys.readouterr().err
 
 
 def test_what_fails_is_in_the_result_and_the_rest_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
