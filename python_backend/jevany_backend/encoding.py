@@ -7,13 +7,14 @@ One question is one causal row:
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jevany_backend.protocol import InvalidRequest, Question, TooLong, render
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
     from jevany_backend.protocol import JSON
@@ -176,6 +177,22 @@ class Row:
     option_ends: list[int]
 
 
+def _splitter(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
+    """Return what splits a text into token ids, without special tokens around it, as calling the tokenizer does.
+
+    For tokenizers of the Rust library it is the library itself. What transformers adds to it, masks and checks that a
+    row has no use for, takes several times longer than the splitting.
+    """
+    backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    # As every call of transformers sets them anew. What a checkpoint's file says here is about training rows.
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = tokenizer.split_special_tokens
+    return lambda text: backend.encode(text, add_special_tokens=False).ids
+
+
 class RowEncoder:
     """Turns a state and a question into a row of token ids.
 
@@ -198,6 +215,7 @@ class RowEncoder:
         self.labels = None if labels is None else list(labels)
         self.limits = limits or Limits()
         self._delimiter_ids = frozenset(delimiters.ids)
+        self._split = _splitter(tokenizer)
 
     def encode(self, state: JSON, question: Question, path: str = "question") -> Row:
         """Encode one question about a state.
@@ -250,7 +268,7 @@ class RowEncoder:
             InvalidRequest: The tokenizer reads a delimiter even in the escaped text, as one that folds case or
                 Unicode forms may.
         """
-        ids = self.tokenizer(self.escape(text), add_special_tokens=False, verbose=False)["input_ids"]
+        ids = self._split(self.escape(text))
         if not self._delimiter_ids.isdisjoint(ids):
             raise InvalidRequest(path, "this model's tokenizer reads a delimiter in the text")
         return ids
@@ -269,4 +287,4 @@ class RowEncoder:
 
     def count_tokens(self, value: Any) -> int:
         """Return the number of tokens of a serialised answer, for usage accounting."""
-        return len(self.tokenizer(value, add_special_tokens=False, verbose=False)["input_ids"])
+        return len(self._split(value))

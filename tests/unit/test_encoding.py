@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import pre_tokenizers, processors
+from transformers import AutoTokenizer
 
 from jevany_backend.encoding import Delimiters, Limits, Row, RowEncoder, find_delimiters
 from jevany_backend.protocol import Choice, InvalidRequest, Noul, Question, Score, TooLong
@@ -152,6 +156,19 @@ def test_an_encoder_keeps_nothing_from_the_row_before() -> None:
 
 def test_unknown_characters_are_the_tokenizer_s_matter() -> None:
     assert encoder().tokens("aЖb") == [ord("a"), UNKNOWN, ord("b")]
+
+
+TINY = AutoTokenizer.from_pretrained(Path(__file__).parents[2] / "model_repository" / "jevany-tiny" / "1" / "base")
+SPLIT = characters([*QWEN, "<s>"], split_special_tokens=True)
+
+
+@pytest.mark.parametrize("tokenizer", [TINY, SPLIT, utf8_bytes(QWEN)], ids=["tiny", "split", "bytes"])
+@given(parts=st.lists(st.text(st.characters(codec="utf-8")) | st.sampled_from(["<|endoftext|>", "<s>", "\r\n", "  "])))
+def test_a_text_is_split_as_transformers_splits_it(tokenizer: Any, parts: list[str]) -> None:
+    text = "".join(parts)
+    rows = RowEncoder(tokenizer, find_delimiters(tokenizer))
+    assert rows.tokens(text) == tokenizer(rows.escape(text), add_special_tokens=False)["input_ids"]
+    assert rows.count_tokens(text) == len(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 # Limits.
