@@ -14,7 +14,7 @@ BENCH_FLAGS ?=
 
 BIN := .venv/bin
 READY := .venv/.ready
-EXTRAS := backend,server,train,dev
+EXTRAS := backend,server,train,loadtest,dev
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo serve fetch test lint format train-tiny bench clean

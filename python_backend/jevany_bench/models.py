@@ -21,7 +21,7 @@ from jevany_backend.checkpoint import (
 from jevany_backend.checkpoint.load import CheckpointFiles
 from jevany_backend.encoding import Limits, Row, RowEncoder
 from jevany_backend.settings import DTYPES
-from jevany_bench.panel import Panel, encoded_row, synthetic_row
+from jevany_bench.panel import Panel, Request, encoded_row, synthetic_row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -55,7 +55,7 @@ class Candidate:
         """Return the panel's rows: encoded by the model's tokenizer, or of random tokens where it has none."""
         files = self.files
         if isinstance(files, RandomRelease):
-            return [self.synthetic_row(r.id, r.tokens, len(r.question.option_texts)) for r in panel.requests]
+            return [self.synthetic_row(r.id, _tokens(r), len(r.question.option_texts)) for r in panel.requests]
         encoder = RowEncoder(files.tokenizer, files.delimiters, files.labels, Limits(1 << 20, 1 << 20))
         return [encoded_row(request, encoder) for request in panel.requests]
 
@@ -79,6 +79,12 @@ class Candidate:
             return model, random_readout(self.files, model, self.dtype)
         model = load_text_model(self.files, device, self.dtype, longest)
         return model, load_readout(self.files, device, self.dtype)
+
+
+def _tokens(request: Request) -> int:
+    if request.tokens is None:
+        raise ValueError(f"{request.id}: random weights need row_tokens_qwen in the panel")
+    return request.tokens
 
 
 def find_candidate(folder: Path, weights: str | None) -> Candidate:
