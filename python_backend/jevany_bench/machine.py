@@ -14,7 +14,17 @@ import torch
 
 from jevany_backend.engine.measured import driver_version, elapsed, package_version
 
-_PACKAGES = ("torch", "triton", "transformers", "flash-linear-attention", "causal-conv1d", "flash-qla", "numpy", "tritonclient", "locust")
+_PACKAGES = (
+    "torch",
+    "triton",
+    "transformers",
+    "flash-linear-attention",
+    "causal-conv1d",
+    "flash-qla",
+    "numpy",
+    "tritonclient",
+    "locust",
+)
 _GPU_FIELDS = ("name", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit")
 
 

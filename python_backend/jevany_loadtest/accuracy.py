@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jevany_backend.protocol import question_to_json
 from jevany_bench.panel import Panel
 from jevany_bench.protocol import Samples, changes
 from jevany_tiny.decisions import Example
@@ -24,23 +25,19 @@ def accuracy(panel: Panel, probabilities: Mapping[int, list[float]]) -> dict[str
         ``rows``, ``correct``, ``accuracy`` (a share), ``brier`` and ``calibration_error``, over the requests that have a
         label and an answer; None where there are none.
     """
-    labelled = [
-        (request.label, np.array(probabilities[row]))
-        for row, request in enumerate(panel.requests)
-        if request.label is not None and row in probabilities
-    ]
-    if not labelled:
+    examples, answers = [], []
+    for row, request in enumerate(panel.requests):
+        if request.label is not None and row in probabilities:
+            question = question_to_json(request.question)
+            examples.append(Example(request.state, question, "decision", request.label, panel.name, "heldout"))
+            answers.append(np.array(probabilities[row]))
+    if not examples:
         return None
-    answers = [answer for _, answer in labelled]
-    examples = [
-        Example(domain="", state="", question={"type": "choice", "criteria": dict.fromkeys(range(len(p)))}, label=label)
-        for label, p in labelled
-    ]
     # There is no second run with blank states here; what it gives beside the others is left out.
     measures = measure(examples, answers, answers, None)
     return {
         "rows": measures.rows,
-        "correct": sum(int(p.argmax()) == label for label, p in labelled),
+        "correct": sum(int(p.argmax()) == example.label for example, p in zip(examples, answers, strict=True)),
         "accuracy": measures.accuracy,
         "brier": measures.brier,
         "calibration_error": measures.calibration_error,

@@ -30,9 +30,7 @@ class GeneratorProcess:
         master_port: Where workers find the master.
     """
 
-    def __init__(
-        self, users: str, *, local_workers: int = 0, remote_workers: int = 0, master_port: int = 5557
-    ) -> None:
+    def __init__(self, users: str, *, local_workers: int = 0, remote_workers: int = 0, master_port: int = 5557) -> None:
         self._children: list[subprocess.Popen[str]] = []
         workers = local_workers + remote_workers
         port = f"--master-port={master_port}"

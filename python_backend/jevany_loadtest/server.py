@@ -78,7 +78,12 @@ class Server:
             image = find_installation().binary.is_relative_to(IMAGE_DIRECTORY)
             origin = "container image" if image else f"nvidia-pytriton {package_version('nvidia-pytriton')}"
         info = self.metrics(model).get("jevany_model_info")
-        entry = {"url": self.url(protocol), "triton": version, "origin": origin, "engine": info and info[0].get("engine")}
+        entry = {
+            "url": self.url(protocol),
+            "triton": version,
+            "origin": origin,
+            "engine": info and info[0].get("engine"),
+        }
         return entry, {"device": device, **host}
 
     def metrics(self, model: str) -> dict[str, tuple[dict[str, str], float]]:
