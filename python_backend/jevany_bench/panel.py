@@ -51,8 +51,8 @@ def read_panel(path: Path) -> Panel:
     """Read a panel.
 
     Args:
-        path: JSON lines with ``id``, ``state``, ``questions`` of one entry, and perhaps ``row_tokens_qwen`` and ``label``, the
-            number of the right option.
+        path: JSON lines with ``id``, ``state``, ``questions`` of one entry, and perhaps ``row_tokens_qwen`` and
+            ``label``, the number of the right option.
 
     Raises:
         OSError: There is no such file.

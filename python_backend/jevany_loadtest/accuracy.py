@@ -22,8 +22,8 @@ def accuracy(panel: Panel, probabilities: Mapping[int, list[float]]) -> dict[str
         probabilities: Of the options, by the request's place in the panel.
 
     Returns:
-        ``rows``, ``correct``, ``accuracy`` (a share), ``brier`` and ``calibration_error``, over the requests that have a
-        label and an answer; None where there are none.
+        ``rows``, ``correct``, ``accuracy`` (a share), ``brier`` and ``calibration_error``, over the requests that
+        have a label and an answer; None where there are none.
     """
     examples, answers = [], []
     for row, request in enumerate(panel.requests):

@@ -61,7 +61,7 @@ class Connection:
         self._timeout = timeout
         target, encrypted = self._address.target, self._address.encrypted
         self._grpc = GrpcTransport(self._address) if self._address.protocol == "grpc" else None
-        # The client's own HTTP transport runs its calls on threads, for programs that do not know gevent. This one does.
+        # The client's own HTTP transport runs its calls on threads, for programs without gevent. This one has it.
         self._triton: Any = (
             tritonclient.grpc.InferenceServerClient(target, ssl=encrypted)
             if self._grpc

@@ -1,4 +1,4 @@
-"""The server under test: the one that runs, or one of our own for as long as the test takes; and what is known of it."""
+"""The server under test: the one that runs, or one of our own for as long as the test takes."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Server:
                 {name: int(metrics[metric][1]) if metric in metrics else None for name, metric in _COUNTERS.items()},
                 metrics[_TOKENS][1] if _TOKENS in metrics else None,
             )
-            known = after and after.tokens
+            known = None if after is None else after.tokens
             if known is None or read.tokens is None or read.tokens >= known + tokens or time.monotonic() > deadline:
                 return read
             time.sleep(0.1)

@@ -74,9 +74,8 @@ def comparison_table(result: dict[str, Any]) -> str:
             ", ".join(f"{name} {value:g}" for name, value in entry[side].items()) for side in ("values", "measured")
         )
         target, measured = sides
-        lines.append(
-            f"| {entry['against']}, {entry.get('configuration', 'target')} | {target} | {measured} | {entry['verdict']} |"
-        )
+        against = f"{entry['against']}, {entry.get('configuration', 'target')}"
+        lines.append(f"| {against} | {target} | {measured} | {entry['verdict']} |")
     if lines:
         lines = ["| against | its values | measured | verdict |", "|---|---|---|---|", *lines]
     lines += [f"{verdict} ({count} row{'s' if count > 1 else ''})" for verdict, count in apart.items()]
