@@ -69,9 +69,9 @@ def jevbench_record(entry: dict[str, Any]) -> dict[str, Any]:
     """
     question = {key: entry["question"][key] for key in ("type", "instructions", "criteria") if key in entry["question"]}
     record = {"id": entry["id"], "state": entry["state"], "questions": {"decision": question}}
-    expected = entry.get("expected")
+    expected: Any = entry.get("expected")
     if isinstance(expected, dict):
-        expected = max(expected, key=lambda key: expected[key])
+        expected = max(expected.items(), key=lambda option: option[1])[0]
     return record if expected is None else record | {"label": label_of(question, expected)}
 
 

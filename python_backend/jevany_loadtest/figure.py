@@ -19,6 +19,8 @@ _FRONTIER_HARDWARE = "A100-40GB"
 # Ink, paper, what stands back: on light and on dark.
 _LIGHT = {"ink": "#1f2328", "paper": "#ffffff", "back": "#8c959f"}
 _DARK = {"ink": "#e6edf3", "paper": "#0d1117", "back": "#768390"}
+# Names that would otherwise lie on something: where they stand, in points from their dot.
+_PLACES = {"Intern-Decision-4B": (-5, 5), "Open-Jev-9B": (-7, -3)}
 # Readable on both.
 _COLOURS = {
     "jevany-27b": "#d1495b",
@@ -122,7 +124,9 @@ def _figure(targets: Targets, measured: list[tuple[str, float, float]], colours:
             point = row["median"], row["accuracy"]
             on_frontier.append(point)
             axes.plot(*point, "o", color=back, ms=5)
-            axes.annotate(row["project"], point, (5, -10), textcoords="offset points", fontsize=7.5, color=back)
+            place = _PLACES.get(row["project"], (5, -11))
+            side = "right" if place[0] < 0 else "left"
+            axes.annotate(row["project"], point, place, textcoords="offset points", fontsize=7.5, color=back, ha=side)
     best = frontier(on_frontier)
     axes.step(*zip(*best, strict=True), where="post", color=back, lw=1.2, ls="--", label="Pareto frontier, A100")
     for label, median, right in measured:
@@ -138,7 +142,7 @@ def _figure(targets: Targets, measured: list[tuple[str, float, float]], colours:
     axes.grid(color=back, alpha=0.25, lw=0.6)
     for spine in axes.spines.values():
         spine.set_color(back)
-    legend = axes.legend(fontsize=8, frameon=False, loc="lower left", ncols=2)
+    legend = axes.legend(fontsize=8, frameon=False, loc="lower right", ncols=2)
     for text in legend.get_texts():
         text.set_color(ink)
     return figure

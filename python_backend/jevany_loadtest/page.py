@@ -113,7 +113,8 @@ def _name(axes: Any, title: str, across: str, up: str) -> None:
 
 def _table(markdown: str) -> str:
     """Return a Markdown table as HTML, and its other lines as paragraphs."""
-    rows, others = [], []
+    rows: list[str] = []
+    others: list[str] = []
     for line in markdown.splitlines():
         if not line.startswith("|"):
             others.append(f"<p>{html.escape(line)}</p>")
