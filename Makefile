@@ -11,13 +11,21 @@ BENCH_OUT ?= build/bench
 MODES ?=
 WEIGHTS ?=
 BENCH_FLAGS ?=
+LOAD_OUT ?= build/loadtest
+PANEL ?= jevbench-shape
+MODE ?= serial
+RATE ?=
+P99 ?=
+PROTOCOL ?= grpc
+LOAD_FLAGS ?=
+MASTER ?= 127.0.0.1
 
 BIN := .venv/bin
 READY := .venv/.ready
-EXTRAS := backend,server,train,dev
+EXTRAS := backend,server,train,loadtest,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve fetch test lint format train-tiny bench clean
+.PHONY: help setup demo serve fetch test lint format train-tiny bench loadtest load-worker convert-panel report clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
@@ -60,6 +68,21 @@ train-tiny: $(READY) ## Train the two jevany-tiny models into OUT (build/tiny); 
 bench: $(READY) ## Time MODEL in every mode on the JevBench-shape panel; MODES="graphs engine", WEIGHTS=random
 	@exec $(BIN)/python -m jevany_bench $(MODEL) $(if $(MODES),--modes $(MODES)) $(if $(WEIGHTS),--weights $(WEIGHTS)) \
 		--out $(BENCH_OUT) $(BENCH_FLAGS)
+
+loadtest: $(READY) ## Measure MODEL behind a server: PANEL, PROTOCOL=http; MODE=open RATE=20, P99=100 finds the highest rate
+	@exec $(BIN)/python -m jevany_loadtest $(MODEL) --mode $(MODE) --panel $(PANEL) --transport $(PROTOCOL) \
+		$(if $(RATE),--rate $(RATE)) $(if $(P99),--search-p99 $(P99)) $(if $(filter random,$(WEIGHTS)),--random-weights) \
+		--host $(HOST) --http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) --metrics-port $(METRICS_PORT) \
+		--out $(LOAD_OUT) $(LOAD_FLAGS)
+
+load-worker: $(READY) ## Make load for the loadtest of another machine, MASTER
+	@exec $(BIN)/python -m jevany_loadtest.generator open --master-host $(MASTER)
+
+convert-panel: $(READY) ## Make a panel of benchmark files: FORMAT=jevbench FILES="easy.jsonl ..." PANEL=out.jsonl
+	@exec $(BIN)/python -m jevany_loadtest.convert $(FORMAT) $(FILES) --out $(PANEL)
+
+report: $(READY) ## Write tables, pages and the figure from the results in LOAD_OUT
+	@exec $(BIN)/python -m jevany_loadtest.report $(LOAD_OUT)
 
 clean: ## Remove .venv and everything that was built
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

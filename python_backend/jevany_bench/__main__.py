@@ -23,7 +23,7 @@ from jevany_backend.encoding import Row
 from jevany_backend.engine.graphs import OUR_GRID, GraphEngine, padding_share
 from jevany_backend.engine.modes import MODES, OUR_FAMILIES, build_engine
 from jevany_backend.engine.reference import ReferenceEngine, hide_gpu_kernels, live_kernels
-from jevany_bench import machine, report
+from jevany_bench import machine, report, result
 from jevany_bench.models import Candidate, find_candidate
 from jevany_bench.panel import Panel, read_panel
 from jevany_bench.progress import Progress
@@ -93,6 +93,7 @@ class _Run:
         self.samples: dict[str, Samples] = {}
         lengths = [len(row.ids) for row in self.rows]
         self.result: dict[str, Any] = {
+            **result.begun("bench"),
             "model": candidate.name,
             "weights": "random" if candidate.random else "real",
             "dtype": str(candidate.dtype).removeprefix("torch."),
@@ -120,7 +121,10 @@ class _Run:
             self._part("kernel_times", self._kernel_times)
         if ours and self.options.parity:
             self._part("parity", self._parity)
-        return not self.result["errors"] and all(e.get("summary") for e in self.result["modes"].values())
+        modes = self.result["modes"].values()
+        self.result["complete"] = all(entry.get("summary", {}).get("complete", False) for entry in modes)
+        result.write(self.result, self.path)
+        return not self.result["errors"] and all(entry.get("summary") for entry in modes)
 
     def _part(self, name: str, part: Callable[[], None]) -> None:
         try:
@@ -128,7 +132,7 @@ class _Run:
         except Exception as error:  # Whatever it is, the other parts are worth having.
             traceback.print_exc()
             self.result["errors"][name] = f"{type(error).__name__}: {first_line(error)}"
-        report.write(self.result, self.path)
+        result.write(self.result, self.path)
         gc.collect()
         if self.device.type == "cuda":
             with contextlib.suppress(RuntimeError):  # After an error on the GPU there is nothing to give back.
@@ -213,7 +217,7 @@ class _Run:
             entry["capture_seconds"] = engine.capture_seconds
             entry["graph_bytes"] = engine.graph_bytes
             entry["choices"] = _choices(engine)
-        report.write(self.result, self.path)
+        result.write(self.result, self.path)
         self._part(f"{mode}: by length", partial(self._by_length, mode, entry, engine, longest))
 
     def _by_length(self, mode: str, entry: dict[str, Any], engine: GraphEngine | ReferenceEngine, longest: int) -> None:

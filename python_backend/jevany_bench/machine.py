@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import subprocess
@@ -13,7 +14,18 @@ import torch
 
 from jevany_backend.engine.measured import driver_version, elapsed, package_version
 
-_PACKAGES = ("torch", "triton", "transformers", "flash-linear-attention", "causal-conv1d", "flash-qla", "numpy")
+_PACKAGES = (
+    "torch",
+    "triton",
+    "transformers",
+    "flash-linear-attention",
+    "causal-conv1d",
+    "flash-qla",
+    "numpy",
+    "tritonclient",
+    "locust",
+)
+_GPU_FIELDS = ("name", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit")
 
 
 @dataclass(frozen=True)
@@ -41,17 +53,48 @@ class Limits:
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """Return hardware, driver and versions."""
+    """Return hardware, driver and versions, as this process uses them."""
     return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
-        "processors": os.cpu_count(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
+        **describe_host(),
         "threads": torch.get_num_threads(),
-        "driver": driver_version(),
         "cuda": torch.version.cuda,
-        "python": platform.python_version(),
-        "packages": {name: version for name in _PACKAGES if (version := package_version(name))},
         "tf32": torch.backends.cuda.matmul.allow_tf32,
     }
+
+
+def describe_host() -> dict[str, Any]:
+    """Return what is known of this machine without using its GPUs."""
+    return {
+        "processor": processor(),
+        "processors": os.cpu_count(),
+        "gpus": gpus(),
+        "driver": driver_version(),
+        "python": platform.python_version(),
+        "packages": {name: version for name in _PACKAGES if (version := package_version(name))},
+    }
+
+
+def processor() -> str:
+    """Return the processor's name, ``cpu`` where the system does not say."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or "cpu"
+
+
+def gpus() -> list[dict[str, str]]:
+    """Return each GPU's name, clocks in MHz and power limit in W, as the driver gives them; none without a driver."""
+    query = f"--query-gpu={','.join(_GPU_FIELDS)}"
+    try:
+        found = subprocess.run(
+            ["nvidia-smi", query, "--format=csv,noheader,nounits"], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return []
+    return [dict(zip(_GPU_FIELDS, line.split(", "), strict=True)) for line in found.stdout.splitlines() if line]
 
 
 def commit() -> str | None:

@@ -22,12 +22,14 @@ class Request:
         state: JSON content.
         question: Its only question.
         tokens: The tokens of its row under the Qwen tokenizer; None where the panel does not say.
+        label: The number of the right option; None where the panel does not say.
     """
 
     id: str
     state: Any
     question: Question
     tokens: int | None
+    label: int | None = None
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ def read_panel(path: Path) -> Panel:
     """Read a panel.
 
     Args:
-        path: JSON lines with ``id``, ``state``, ``questions`` of one entry, and perhaps ``row_tokens_qwen``.
+        path: JSON lines with ``id``, ``state``, ``questions`` of one entry, and perhaps ``row_tokens_qwen`` and
+            ``label``, the number of the right option.
 
     Raises:
         OSError: There is no such file.
@@ -62,8 +65,10 @@ def read_panel(path: Path) -> Panel:
             entry = json.loads(line)
             body = json.dumps({"state": entry["state"], "questions": entry["questions"]}).encode()
             [question] = parse_request(body).questions.values()
-            tokens = entry.get("row_tokens_qwen")
-            requests.append(Request(entry["id"], entry["state"], question, None if tokens is None else int(tokens)))
+            tokens, label = (None if entry.get(n) is None else int(entry[n]) for n in ("row_tokens_qwen", "label"))
+            if label is not None and not 0 <= label < len(question.keys):
+                raise ValueError(f"label: there is no option {label}")
+            requests.append(Request(entry["id"], entry["state"], question, tokens, label))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path}: line {number}: {error!r}") from None
     return Panel(path.name, hashlib.sha256(content).hexdigest(), requests)

@@ -1,18 +1,8 @@
-"""The result: one JSON file, and the ablation table made of it."""
+"""The ablation table made of a result."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
-
-
-def write(result: dict[str, Any], path: Path) -> None:
-    """Write a result, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(".new")
-    new.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    new.replace(path)
 
 
 def table(result: dict[str, Any]) -> str:

@@ -33,7 +33,8 @@ from pathlib import Path
 from typing import Any
 
 from jevany_backend.engine.measured import package_version
-from jevany_bench import machine, report
+from jevany_bench import machine
+from jevany_bench import result as results
 
 ROOT = Path(__file__).parents[2]
 GB = 1e9
@@ -150,7 +151,7 @@ class _Results:
         self.save()
 
     def save(self) -> None:
-        report.write(self.content, self.path)
+        results.write(self.content, self.path)
 
     def add(self, name: str, value: Any) -> None:
         self.content[name] = value

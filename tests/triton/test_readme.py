@@ -28,6 +28,16 @@ RUN_ELSEWHERE = {
     "make serve MODEL=jevany-tiny": "test_lifecycle.py starts the same command and stops it",
     "make bench MODEL=jevany-tiny": "test_bench.py runs the same command on a few requests",
     'make bench MODEL="jevany-4b jevany-27b" WEIGHTS=random MODES="graphs engine"': "needs a GPU; likewise",
+    "make loadtest MODEL=jevany-tiny": "test_loadtest.py runs the same command on a few requests",
+    "make loadtest MODEL=jevany-27b WEIGHTS=random": "needs a GPU; likewise",
+    "make loadtest MODEL=jevany-tiny MODE=open RATE=10": "likewise",
+    "make loadtest MODEL=jevany-tiny MODE=open RATE=4 P99=400 PANEL=transfer-shape": "likewise",
+    "make load-worker MASTER=10.0.0.5": "needs another machine; test_loadtest.py starts the same command on this one",
+    'make convert-panel FORMAT=jevbench FILES="easy.jsonl original.jsonl hard.jsonl"': "test_loadtest.py of the unit "
+    "tests makes panels with the same command; the files are not ours to keep",
+    "make convert-panel FORMAT=transfer FILES=development.jsonl": "likewise",
+    "make report": "test_loadtest.py of the unit tests writes a report with the same command",
+    ".venv/bin/python -m jevany_loadtest.changes build/loadtest/one.json build/loadtest/other.json": "likewise",
     "make train-tiny": "test_jevany_tiny.py runs every stage of it, a few steps long",
 }
 

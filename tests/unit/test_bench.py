@@ -18,6 +18,7 @@ from jevany_bench.panel import read_panel, synthetic_row
 from jevany_bench.protocol import Samples, changes, measure
 from jevany_bench.report import table
 from jevany_tiny.panel import main as write_panel
+from jevany_bench.result import check
 
 ROOT = Path(__file__).parents[2]
 PANEL = ROOT / "loadtest" / "panels" / "jevbench-shape-231.jsonl"
@@ -101,6 +102,8 @@ def test_a_whole_run_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[st
     arguments = ["jevany-tiny", "--out", str(tmp_path), "--rows", "4", "--repeats", "2", "--warm-up", "1", "--cpu"]
     assert main([*arguments, "--profile", "40", "--repeats-of-one", "3", "--modes", "engine", "sdpa"]) == 0
     result = json.loads((tmp_path / "jevany-tiny.json").read_text())
+    check(result)
+    assert result["complete"]
     assert result["weights"] == "real"
     assert result["panel"]["sha256"] == read_panel(PANEL).sha256
     assert len(result["panel"]["tokens"]) == 4
@@ -147,7 +150,9 @@ def test_what_fails_is_in_the_result_and_the_rest_is_measured(tmp_path: Path, mo
     arguments = ["jevany-tiny", "--out", str(tmp_path), "--rows", "2", "--repeats", "1", "--warm-up", "0", "--cpu"]
     assert main([*arguments, "--modes", "engine", "sdpa"]) == 1
     result = json.loads((tmp_path / "jevany-tiny.json").read_text())
+    check(result)
     assert result["errors"] == {"engine": "RuntimeError: no such kernel"}
+    assert not result["complete"]
     assert result["modes"]["sdpa"]["summary"]["samples"] == 2
     assert list(result["modes"]) == ["sdpa", "engine"]
     assert "| engine | no such kernel |" in table(result)

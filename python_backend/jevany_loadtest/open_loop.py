@@ -1,0 +1,138 @@
+"""Load: requests at scheduled instants, whatever the server does, and the highest rate that keeps a given p99."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from jevany_bench.panel import Request
+from jevany_loadtest import samples
+from jevany_loadtest.arrivals import WARM_UP, Stage, stages
+from jevany_loadtest.generator_process import GeneratorProcess
+from jevany_loadtest.record import Record
+from jevany_loadtest.serial import request_bodies
+
+# A search ends when the rate that holds and the one that does not are this close.
+_CLOSE = 1.05
+_MOST_PROBES = 24
+# Fewer samples have no 99th percentile.
+_LEAST_SAMPLES = 100
+
+
+def run(
+    record: Record,
+    generator: GeneratorProcess,
+    plan: Sequence[Stage],
+    requests: Sequence[Request],
+    *,
+    seed: int,
+    timeout: float,
+    progress: Callable[[float], None],
+) -> None:
+    """Carry out stages and add them to a result.
+
+    Args:
+        record: The result.
+        generator: Ready.
+        plan: The stages.
+        requests: The panel's.
+        seed: What arrivals are drawn by.
+        timeout: Seconds a request.
+        progress: Called with the seconds of the schedule that are over.
+
+    Raises:
+        GeneratorError: The load generator has failed; what there is has been recorded.
+    """
+    content = record.content
+    first = len(content["protocol"]["stages"])
+    content["protocol"]["stages"] += [asdict(stage) for stage in plan]
+    message = {
+        "url": content["server"]["url"],
+        "model": content["model"],
+        "timeout": timeout,
+        "requests": request_bodies(requests),
+        "stages": [asdict(stage) for stage in plan],
+        "in_flight": content["protocol"]["in_flight"],
+        "seed": seed,
+    }
+    try:
+        for event in generator.run(message):
+            record.add({**event, "stage": first + event["stage"]})
+            progress(event["at"])
+    finally:
+        content["summary"] = summary(content)
+        record.write()
+
+
+def summary(content: dict[str, Any]) -> dict[str, Any]:
+    """Return what is said of an open run: of all stages but warm-ups together, and of each stage.
+
+    ``due_ms`` counts from the scheduled instant, so that it holds the time that a request had to wait for its turn to
+    be sent; ``late_ms`` is that wait, the generator's own delay.
+    """
+    table = content["samples"]
+    named = content["protocol"]["stages"]
+    counted = [index for index, stage in enumerate(table["stage"]) if named[stage]["name"] != WARM_UP]
+
+    def of(indices: Sequence[int], seconds: float) -> dict[str, Any]:
+        part = {name: [table[name][i] for i in indices] for name in ("due_ms", "client_ms", "model_ms", "late_ms")}
+        kinds = [table["error"][index] for index in indices]
+        errors = samples.error_counts(kinds)
+        answered = len(kinds) - sum(errors.values())
+        return {
+            **{name: samples.summary(values) for name, values in part.items()},
+            "dropped": errors.get(samples.DROPPED, 0),
+            "errors": errors,
+            "requests_a_second": answered / seconds if seconds else None,
+        }
+
+    each = []
+    for number, stage in enumerate(named):
+        indices = [index for index, at in enumerate(table["stage"]) if at == number]
+        each.append({**stage, **of(indices, stage["seconds"])})
+    seconds = sum(stage["seconds"] for stage in named if stage["name"] != WARM_UP)
+    return {**of(counted, seconds), "stages": each}
+
+
+def search(
+    record: Record, probe: Callable[[Sequence[Stage]], None], *, rate: float, seconds: float, p99: float
+) -> dict[str, Any]:
+    """Find the highest rate whose p99, from the scheduled instant, is within a limit, with no error and none dropped.
+
+    Doubles the rate from where it begins until one fails, or halves it until one holds, then closes in on it.
+
+    Args:
+        record: The run; each rate that is tried becomes two stages of it, a warm-up and ``probe``.
+        probe: Carries out stages.
+        rate: Where to begin, requests a second.
+        seconds: Of each rate, and longer where 100 requests take longer.
+        p99: The limit, in milliseconds.
+
+    Returns:
+        ``p99_limit_ms``, ``highest_rate`` (None where no rate held), and ``probes``, each rate with its p99 and whether
+        it held.
+    """
+    holds: float | None = None
+    fails: float | None = None
+    probes: list[dict[str, Any]] = []
+    while len(probes) < _MOST_PROBES and not (holds and fails and fails / holds <= _CLOSE):
+        length = max(seconds, _LEAST_SAMPLES / rate)
+        probe([*stages([WARM_UP], rate, length), Stage("probe", rate, length)])
+        last = record.content["summary"]["stages"][-1]
+        value = last["due_ms"].get("p99")
+        held = value is not None and value <= p99 and not last["errors"]
+        probes.append({"rate": rate, "p99": value, "held": held})
+        if held:
+            holds = rate
+        else:
+            fails = rate
+        if fails is None:
+            rate *= 2
+        elif holds is None:
+            rate /= 2
+            if rate < 0.1:
+                break
+        else:
+            rate = (holds * fails) ** 0.5
+    return {"p99_limit_ms": p99, "highest_rate": holds, "probes": probes}

@@ -1,0 +1,118 @@
+"""``python -m jevany_loadtest.report FOLDER``: tables, pages and the figure from the result files of a folder."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jevany_bench import report as bench
+from jevany_bench.result import read
+from jevany_loadtest import tables
+from jevany_loadtest.figure import draw
+from jevany_loadtest.page import page
+from jevany_loadtest.tables import number
+from jevany_loadtest.targets import Targets, read_targets
+
+ROOT = Path(__file__).parents[2]
+_MEASURES = ("median", "mean", "p90", "p95")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code is 0 when all was written."""
+    parser = argparse.ArgumentParser(prog="jevany_loadtest.report", description=__doc__)
+    parser.add_argument("folder", type=Path, help="where the result files are")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "report", help="where tables and pictures go")
+    options = parser.parse_args(arguments)
+    try:
+        results = [read(path) for path in sorted(options.folder.glob("*.json"))]
+        targets = read_targets(ROOT / "loadtest" / "targets.toml")
+    except (OSError, ValueError) as error:
+        print(f"report: {error}", file=sys.stderr)
+        return 1
+    options.out.mkdir(parents=True, exist_ok=True)
+    written = [options.out / "tables.md", *draw(targets, results, options.out)]
+    written[0].write_text(all_tables(targets, results), encoding="utf-8")
+    for path, result in zip(sorted(options.folder.glob("*.json")), results, strict=True):
+        if result["kind"] != "bench":
+            written.append(options.out / f"{path.stem}.html")
+            written[-1].write_text(page(result), encoding="utf-8")
+    for path in written:
+        print(f"{path}: written")
+    return 0
+
+
+def all_tables(targets: Targets, results: Sequence[dict[str, Any]]) -> str:
+    """Return all tables in Markdown, each under its heading."""
+    parts = [
+        "## Before and after",
+        summary_table(targets, results),
+        "## Step by step",
+        *(ablation_table(targets, model) for model in dict.fromkeys(row["model"] for row in targets.published)),
+        *(bench.table(result) for result in results if result["kind"] == "bench"),
+        "## Other projects (published, not measured here)",
+        others_table(targets),
+    ]
+    for result in results:
+        if result["kind"] != "bench":
+            parts += [f"## {tables.title(result)}", tables.times_table(result["summary"]), tables.facts(result)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def summary_table(targets: Targets, results: Sequence[dict[str, Any]]) -> str:
+    """Return what is published as default and as fastest, and what was measured on the same panel and hardware."""
+    lines = ["| model | hardware | panel | | median | mean | p90 | p95 |", "|---|---|---|---|--:|--:|--:|--:|"]
+    for row in targets.published:
+        if row["role"] in ("before", "after"):
+            what = f"published {'default' if row['role'] == 'before' else 'fastest'}: {row['configuration']}"
+            lines.append(_line(row["model"], row["hardware"], row["panel"], what, row))
+    for result in results:
+        if result["kind"] == "serial" and result["complete"]:
+            panel = targets.panels.get(result["panel"]["name"], result["panel"]["name"])
+            device = result["machine"]["device"] or "not known"
+            what = f"measured here through Triton, {result['weights']} weights"
+            lines.append(
+                _line(
+                    result["model"], targets.hardware_of(device) or device, panel, what, result["summary"]["client_ms"]
+                )
+            )
+    return "\n".join(lines)
+
+
+def _line(model: str, hardware: str, panel: str, what: str, values: dict[str, Any]) -> str:
+    numbers = " | ".join(number(values.get(measure)) for measure in _MEASURES)
+    return f"| {model} | {hardware} | {panel} | {what} | {numbers} |"
+
+
+def ablation_table(targets: Targets, model: str) -> str:
+    """Return what is published of a model, a configuration a line; empty where that is only one."""
+    rows = [row for row in targets.published if row["model"] == model and row["role"] != "accuracy"]
+    lines = [
+        f"`{model}`, published",
+        "",
+        "| hardware | panel | configuration | median | mean | p90 | p95 | accuracy % |",
+        "|---|---|---|--:|--:|--:|--:|--:|",
+    ]
+    for row in rows:
+        numbers = " | ".join(number(row.get(measure)) for measure in _MEASURES)
+        gpus = f"{row['gpus']} x " if "gpus" in row else ""
+        right = row.get("accuracy") or (100 * row["correct"] / row["of"] if "correct" in row else None)
+        lines.append(
+            f"| {gpus}{row['hardware']} | {row['panel']} | {row['configuration']} | {numbers} | {number(right)} |"
+        )
+    return "\n".join(lines) if len(rows) > 1 else ""
+
+
+def others_table(targets: Targets) -> str:
+    """Return the other projects' rows."""
+    lines = ["| project | hardware | panel | median | mean | p90 | accuracy % |", "|---|---|---|--:|--:|--:|--:|"]
+    for row in targets.others:
+        numbers = " | ".join(number(row.get(name)) for name in ("median", "mean", "p90", "accuracy"))
+        lines.append(f"| {row['project']} | {row['hardware']} | {row['panel']} | {numbers} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,395 @@
+"""The load test without a server: schedules, percentiles, targets, result files, panels, reports."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jevany_bench.panel import Panel, read_panel
+from jevany_bench.result import ResultError, check, read, write
+from jevany_loadtest import changes, convert, open_loop, report, samples
+from jevany_loadtest.accuracy import accuracy, answer_changes
+from jevany_loadtest.arrivals import Stage, poisson, stages
+from jevany_loadtest.figure import draw, frontier, pairs
+from jevany_loadtest.page import eager_samples, page
+from jevany_loadtest.record import serial_summary
+from jevany_loadtest.serial import orders
+from jevany_loadtest.server import Counters
+from jevany_loadtest.targets import MEASURES, compare, good, read_targets
+
+ROOT = Path(__file__).parents[2]
+TARGETS = read_targets(ROOT / "loadtest" / "targets.toml")
+
+
+# ---- arrivals
+
+
+def test_arrivals_have_the_rates_of_their_stages_and_the_same_seed_the_same_arrivals() -> None:
+    plan = [Stage("a", 50, 100), Stage("b", 5, 100)]
+    drawn = poisson(plan, 7, seed=0)
+    assert drawn == poisson(plan, 7, seed=0) != poisson(plan, 7, seed=1)
+    count = Counter(arrival.stage for arrival in drawn)
+    # Counts of a Poisson process: within five standard deviations.
+    assert abs(count[0] - 5000) < 5 * 5000**0.5
+    assert abs(count[1] - 500) < 5 * 500**0.5
+    assert {arrival.row for arrival in drawn} == set(range(7))
+    instants = [arrival.seconds for arrival in drawn]
+    assert instants == sorted(instants)
+    gaps = np.diff([arrival.seconds for arrival in drawn if arrival.stage == 0])
+    # Of exponential gaps the deviation equals the mean.
+    assert gaps.std() == pytest.approx(gaps.mean(), rel=0.1)
+
+
+def test_workers_share_the_rate_and_draw_apart() -> None:
+    plan = [Stage("a", 60, 50)]
+    parts = [poisson(plan, 3, 0, worker, 3) for worker in range(3)]
+    assert abs(sum(map(len, parts)) - 3000) < 5 * 3000**0.5
+    assert len({part[0].seconds for part in parts}) == 3
+
+
+def test_stages() -> None:
+    made = stages(["warm-up", "steps", "spike", "soak"], 20, 100)
+    assert made[0] == Stage("warm-up", 20, 10)
+    assert [stage.rate for stage in made[1:5]] == [5, 10, 15, 20]
+    assert made[5:] == [Stage("spike", 60, 10), Stage("after spike", 20, 10), Stage("soak", 20, 100)]
+
+
+def test_orders_are_those_of_the_benchmark() -> None:
+    asked = orders(5, 3)
+    assert all(sorted(asked[first : first + 5]) == [0, 1, 2, 3, 4] for first in (0, 5, 10))
+    assert asked == orders(5, 3)
+    assert asked[:5] != asked[5:10]
+
+
+# ---- samples
+
+
+def test_summary_is_exact_and_passes_over_errors() -> None:
+    times = np.random.default_rng(0).lognormal(size=1000)
+    found = samples.summary([None, *times.tolist(), None])
+    assert found["samples"] == 1000
+    for name, quantile in (("median", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99)):
+        assert found[name] == pytest.approx(np.quantile(times, quantile))
+    assert samples.summary([None]) == {"samples": 0}
+
+
+def test_errors_are_counted_by_kind() -> None:
+    table = samples.columns(open_loop=False)
+    for error in (None, "unavailable", "deadline_exceeded", "unavailable"):
+        samples.append(table, {"row": 0, "milliseconds": 1.0, "error": error})
+    assert table["client_ms"] == [1.0, None, None, None]
+    assert samples.error_counts(table["error"]) == {"unavailable": 2, "deadline_exceeded": 1}
+
+
+class _Record:
+    """What a search reads of a run, of a server whose p99 is ten times the rate."""
+
+    def __init__(self) -> None:
+        self.content: dict[str, Any] = {"summary": {}}
+
+    def probe(self, plan: Any) -> None:
+        stage = {"rate": plan[-1].rate, "due_ms": {"p99": 10 * plan[-1].rate}, "errors": {}}
+        self.content["summary"] = {"stages": [stage]}
+
+
+@pytest.mark.parametrize(("begin", "limit"), [(1, 500), (400, 500), (49, 500)])
+def test_search_finds_the_highest_rate(begin: float, limit: float) -> None:
+    record: Any = _Record()
+    found = open_loop.search(record, record.probe, rate=begin, seconds=1, p99=limit)
+    assert limit / 10 / 1.05 <= found["highest_rate"] <= limit / 10
+    assert all(probe["held"] == (probe["p99"] <= limit) for probe in found["probes"])
+
+
+def test_search_without_a_rate_that_holds() -> None:
+    record: Any = _Record()
+    assert open_loop.search(record, record.probe, rate=5, seconds=1, p99=0.1)["highest_rate"] is None
+
+
+def test_counters_are_differences_and_null_where_nothing_is_counted() -> None:
+    before = Counters({"replays": 5, "eager_calls": 1}, 100)
+    assert Counters({"replays": 8, "eager_calls": 1}, 200).since(before) == {"replays": 3, "eager_calls": 0}
+    nothing = Counters({"replays": None, "eager_calls": None}, None)
+    assert nothing.since(nothing) is None
+
+
+# ---- targets
+
+
+def test_every_published_number_is_there() -> None:
+    rows = TARGETS.published
+    kinds = Counter((row["hardware"], row["panel"], row["role"] == "accuracy") for row in rows)
+    assert kinds["H200", "jevbench-231", False] == 4  # Two models, before and after.
+    assert kinds["H200", "transfer-44", False] == 2
+    assert kinds["H200", "typed-decisions-400", False] == 5
+    assert sum(count for (_, panel, _), count in kinds.items() if panel.startswith("fixed-")) == 4
+    assert sum(count for (_, panel, _), count in kinds.items() if panel.endswith("-requests")) == 4
+    # Eleven configurations of three models on both panels, six split over GPUs, two of fused kernels.
+    assert kinds["A100-40GB", "jevbench-231", False] == 11 + 6 + 2
+    assert kinds["A100-40GB", "transfer-1264", False] == 11 + 6 + 2
+    assert kinds["any", "jevbench-231", True] == kinds["any", "transfer-1264", True] == 5
+    assert len(rows) == 4 + 2 + 5 + 4 + 4 + 2 * 19 + 10
+    values = Counter(name for row in rows for name in row if isinstance(row[name], int | float) and name != "gpus")
+    times = {name: values[name] for name in ("median", "mean", "p90", "p95")}
+    assert times == {"median": 51, "mean": 28, "p90": 40, "p95": 4}
+    assert values["accuracy"] == 22 + 12 + 2 + 10
+    assert values["correct"] == 4 + 2 + 5
+    assert values["capture_seconds"] == 2
+    assert values["argmax_changes"] == 4
+    assert len(TARGETS.changes) == 12
+    assert len(TARGETS.others) == 8 * 2
+    assert all(row["source"] for row in [*rows, *TARGETS.others])
+
+
+def test_some_published_numbers_are_the_ones_they_are() -> None:
+    def row(**fields: Any) -> dict[str, Any]:
+        [found] = [row for row in TARGETS.published if fields.items() <= row.items()]
+        return found
+
+    big = row(model="jevany-27b", hardware="H200", role="after")
+    assert (big["median"], big["mean"], big["p95"]) == (30.53, 81.20, 279.17)
+    small = row(model="jevany-4b", hardware="H200", panel="jevbench-231", role="after")
+    assert (small["median"], small["mean"], small["correct"]) == (9.70, 22.10, 185)
+    gemma = row(model="jevany-gemma-4b", panel="jevbench-231", configuration="+ graphs")
+    assert (gemma["accuracy"], gemma["mean"], gemma["median"], gemma["p90"]) == (75.32, 94.0, 32.1, 288.0)
+
+
+def serial_result(**changed: Any) -> dict[str, Any]:
+    """A complete serial result of 3 rows, 2 repeats."""
+    table = samples.columns(open_loop=False)
+    for place, row in enumerate((0, 1, 2, 1, 0, 2)):
+        event: dict[str, Any] = {
+            "row": row,
+            "at": float(place),
+            "milliseconds": 4.0 + row,
+            "server_milliseconds": 3.5 + row,
+        }
+        event |= {"model_milliseconds": 3.0 + row, "tokens": 100 * (row + 1), "error": None}
+        samples.append(table, event)
+    machine = {"device": "NVIDIA H200", "processor": "p", "processors": 2, "gpus": [], "driver": None}
+    return {
+        "schema": 1,
+        "kind": "serial",
+        "started": "2026-01-01T00:00:00+00:00",
+        "complete": True,
+        "model": "jevany-4b",
+        "weights": "real",
+        "machine": {**machine, "python": "3.11", "packages": {}},
+        "commit": None,
+        "panel": {"name": "jevbench-shape-231.jsonl", "sha256": "0" * 64, "rows": 3, "of": 3},
+        "protocol": {"transport": "grpc"},
+        "server": {"url": "grpc://x", "triton": "2", "origin": "wheel", "engine": "engine"},
+        "samples": table,
+        "probabilities": {"0": [0.9, 0.1], "1": [0.4, 0.6], "2": [0.5, 0.3, 0.2]},
+        "summary": serial_summary(table),
+        "counters": {"replays": 4, "eager_calls": 2, "padding_tokens": 9, "captures_after_ready": 0},
+        "accuracy": None,
+        "comparison": [],
+        "errors": {},
+    } | changed
+
+
+def test_a_result_is_held_against_its_own_hardware_and_panel_only() -> None:
+    found = compare(serial_result(), TARGETS)
+    ours = [entry for entry in found if entry["against"] == "ours"]
+    assert [entry["verdict"] for entry in ours] == ["fail: median"]  # 5 ms, where 4.2 is the target.
+    assert ours[0]["measured"] == {"median": 5.0, "mean": 5.0, "p90": 6.0}
+    verdicts = {(e.get("hardware"), e["panel"], e.get("role")): e["verdict"] for e in found if e["against"] != "ours"}
+    assert verdicts["H200", "jevbench-231", "after"] == "pass"
+    assert verdicts["H200", "jevbench-231", "before"] == "published"
+    assert verdicts["A100-40GB", "jevbench-231", "after"] == "not compared: A100-40GB, and this is NVIDIA H200"
+    assert verdicts["H200", "typed-decisions-400", "step"] == "not compared: panel typed-decisions-400"
+    assert not good(found)
+    assert all("measured" not in entry for entry in found if entry["verdict"].startswith("not compared"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "verdict"),
+    [
+        ({"weights": "random"}, "random weights"),
+        ({"complete": False}, "a part of the panel"),
+        ({"machine": {"device": None}}, "not compared: H200, and this is not known"),
+        ({"machine": {"device": "AMD EPYC"}}, "not compared: H200, and this is AMD EPYC"),
+        ({"panel": {"name": "mine.jsonl", "rows": 3, "of": 3}}, "not compared: panel jevbench-231"),
+    ],
+)
+def test_what_is_something_else_says_so_instead_of_pass(changed: dict[str, Any], verdict: str) -> None:
+    found = compare(serial_result(**changed), TARGETS)
+    assert found[0]["verdict"] == verdict
+    assert good(found)
+    assert not any(entry["verdict"] == "pass" for entry in found)
+
+
+# ---- result files
+
+
+def test_a_result_is_checked(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    write(serial_result(), path)
+    assert read(path)["model"] == "jevany-4b"
+    for changed, message in (
+        ({"schema": 2}, "schema: 1 was expected"),
+        ({"kind": "other"}, "kind: "),
+        ({"weights": "some"}, "weights: "),
+        ({"panel": {"name": "x", "sha256": "0", "rows": 1}}, r"panel\.sha256: "),
+        ({"samples": {**serial_result()["samples"], "row": [0]}}, "not of one length"),
+    ):
+        with pytest.raises(ResultError, match=message):
+            check(serial_result(**changed))
+    path.write_text("{")
+    with pytest.raises(ResultError, match=r"result\.json"):
+        read(path)
+
+
+# ---- accuracy
+
+
+def labelled_panel(path: Path) -> Panel:
+    rows = [
+        ("noul", None, 0),
+        ("choice", {"a": None, "b": None}, 0),
+        ("score", ["x", "y", "z"], None),
+    ]
+    lines = []
+    for number, (kind, criteria, label) in enumerate(rows):
+        question = {"type": kind, "instructions": "?"} | ({} if criteria is None else {"criteria": criteria})
+        lines.append(json.dumps({"id": str(number), "state": "s", "questions": {"q": question}, "label": label}))
+    path.write_text("\n".join(lines))
+    return read_panel(path)
+
+
+def test_accuracy_is_over_what_has_a_label_and_an_answer(tmp_path: Path) -> None:
+    panel = labelled_panel(tmp_path / "panel.jsonl")
+    found = accuracy(panel, {0: [0.9, 0.1], 1: [0.4, 0.6], 2: [0.5, 0.3, 0.2]})
+    assert found == {
+        "rows": 2,
+        "correct": 1,
+        "accuracy": 0.5,
+        "brier": pytest.approx((0.02 + 0.72) / 2),
+        "calibration_error": pytest.approx((0.1 + 0.6) / 2),
+    }
+    assert accuracy(panel, {2: [0.5, 0.3, 0.2]}) is None
+
+
+def test_a_label_that_is_no_option_is_named(tmp_path: Path) -> None:
+    question = {"type": "noul", "instructions": "?"}
+    (tmp_path / "p.jsonl").write_text(json.dumps({"id": "1", "state": "", "questions": {"q": question}, "label": 2}))
+    with pytest.raises(ValueError, match=r"p\.jsonl: line 1: .*there is no option 2"):
+        read_panel(tmp_path / "p.jsonl")
+
+
+def test_changes_between_two_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = serial_result(probabilities={"0": [0.8, 0.2], "1": [0.6, 0.4]})
+    for name, content in (("a", serial_result()), ("b", other)):
+        write(content, tmp_path / f"{name}.json")
+    assert changes.main([str(tmp_path / "a.json"), str(tmp_path / "b.json")]) == 0
+    assert "2 requests: 1 argmax changes, largest probability change 0.2000" in capsys.readouterr().out
+    other["panel"] = {**other["panel"], "sha256": "1" * 64}
+    with pytest.raises(ValueError, match="different panels"):
+        answer_changes(serial_result(), other)
+
+
+# ---- panels
+
+
+def test_the_benchmarks_files_become_panels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    noul = {"type": "noul", "instructions": "?", "criteria": {"false": "f", "true": "t"}}
+    choice = {"type": "choice", "instructions": "?", "criteria": {"a": "A", "b": "B"}}
+    score = {"type": "score", "instructions": "?", "criteria": ["low", "high"]}
+    kinds = [(noul, "yes", 1), (choice, "a", 0), (score, 1, 1), (choice, {"a": 0.3, "b": 0.7}, 1)]
+    for name, count in (("easy", 48), ("original", 72), ("hard", 111)):
+        tasks = []
+        for number in range(count):
+            question, expected, _ = kinds[number % 4]
+            tasks.append({"id": f"{name}-{number}", "state": "s", "question": question, "expected": expected})
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, tasks)))
+    files = [str(tmp_path / f"{name}.jsonl") for name in ("easy", "original", "hard")]
+    out = tmp_path / "out.jsonl"
+    assert convert.main(["jevbench", *files, "--out", str(out)]) == 0
+    panel = read_panel(out)
+    assert len(panel.requests) == 231
+    assert [request.label for request in panel.requests[:4]] == [label for _, _, label in kinds]
+    assert panel.sha256 == hashlib.sha256(out.read_bytes()).hexdigest()
+    assert convert.main(["jevbench", files[0], "--out", str(out)]) == 1
+    assert "48 requests, 48 with a label; published are 231 and 231" in capsys.readouterr().err
+
+
+def test_transfer_records_that_are_not_scored_get_no_label(tmp_path: Path) -> None:
+    sources = {"mmlu": 116, "emotion": 116, "sciq": 116, "unknowable": 110, "control": 806}
+    lines = []
+    for source, count in sources.items():
+        for number in range(count):
+            variant = "clean" if number < 80 else "shuffled"
+            asked = {
+                "type": "choice",
+                "instructions": "?",
+                "criteria": {"a": "A", "b": "B"},
+                "label": "b",
+                "src": source,
+            }
+            meta = {"id": f"{source}/{number}", "source": source, "variant": variant}
+            lines.append(json.dumps({"state": {"x": 1}, "questions": {"answer": asked}, "_meta": meta}))
+    (tmp_path / "development.jsonl").write_text("\n".join(lines))
+    out = tmp_path / "transfer-1264.jsonl"
+    assert convert.main(["transfer", str(tmp_path / "development.jsonl"), "--out", str(out)]) == 0
+    requests = read_panel(out).requests
+    assert Counter(request.label for request in requests) == {1: 1046, None: 218}
+
+
+# ---- reports
+
+
+def test_the_report_is_written_again(tmp_path: Path) -> None:
+    write(serial_result(), tmp_path / "results" / "run.json")
+    out = tmp_path / "out"
+    assert report.main([str(tmp_path / "results"), "--out", str(out)]) == 0
+    text = (out / "tables.md").read_text()
+    assert (
+        "| jevany-27b | H200 | jevbench-231 | published fastest: + graphs to 2,048 | 30.53 | 81.20 | - | 279.17 |"
+        in text
+    )
+    assert "measured here through Triton, real weights | 5.00 |" in text
+    assert "published, not measured here" in text
+    assert "| Laya | A100-40GB | jevbench-231 | 21.80 | - | 24.70 | 58.87 |" in text
+    for name in ("accuracy-latency.png", "accuracy-latency-dark.png"):
+        assert (out / name).read_bytes().startswith(b"\x89PNG")
+    svg = (out / "accuracy-latency.svg").read_text()
+    assert "prefers-color-scheme: dark" in svg
+    assert "4b (H200)" in svg
+    # The same files give the same picture.
+    assert report.main([str(tmp_path / "results"), "--out", str(out)]) == 0
+    assert (out / "accuracy-latency.svg").read_text() == svg
+    html = (out / "run.html").read_text()
+    assert "Latency against row length" in html
+    assert html.count("<svg") == 1
+
+
+def test_the_committed_figure_is_that_of_the_targets(tmp_path: Path) -> None:
+    for path in draw(TARGETS, [], tmp_path):
+        committed = ROOT / "loadtest" / "figures" / path.name
+        assert committed.is_file()
+        if path.suffix == ".svg":
+            assert committed.read_text() == path.read_text()
+
+
+def test_the_h200_pairs_are_apart_from_the_frontier() -> None:
+    hardware = Counter(where for _, where, _ in pairs(TARGETS))
+    assert hardware == {"H200": 2, "A100-40GB": 5}
+    assert frontier([(10, 70), (20, 65), (20, 80), (30, 80), (40, 90)]) == [(10, 70), (20, 80), (40, 90)]
+
+
+def test_eager_calls_are_the_longest_rows() -> None:
+    result = serial_result()
+    tokens = np.array(result["samples"]["tokens"])
+    assert eager_samples(result).tolist() == (tokens == 300).tolist()
+    assert eager_samples(serial_result(counters=None)).all()
+    assert "Requests in each bucket" in page(result)
+
+
+def test_targets_name_measures_that_exist() -> None:
+    assert all(set(row) & set(MEASURES) for row in [*TARGETS.ours, *TARGETS.published, *TARGETS.others])
