@@ -17,8 +17,8 @@ from jevany_bench.models import find_candidate
 from jevany_bench.panel import read_panel, synthetic_row
 from jevany_bench.protocol import Samples, changes, measure
 from jevany_bench.report import table
-from jevany_tiny.panel import main as write_panel
 from jevany_bench.result import check
+from jevany_tiny.panel import main as write_panel
 
 ROOT = Path(__file__).parents[2]
 PANEL = ROOT / "loadtest" / "panels" / "jevbench-shape-231.jsonl"
