@@ -82,8 +82,9 @@ def test_a_serial_run(server: TritonServer, tmp_path: Path, transport: str) -> N
     assert table["error"] == [None] * 10
     for client, served, model in zip(table["client_ms"], table["server_ms"], table["model_ms"], strict=True):
         assert client > model > 0
-        # Another caller of the session's server may have come between: then Triton cannot tell the one request's time.
-        assert served is None or client > served > model
+        # None where another caller came between. It may be above the client's: it ends when Triton lets go of the
+        # request, and the answer has left by then.
+        assert served is None or served > model
     for name, column in (("client_ms", table["client_ms"]), ("model_ms", table["model_ms"])):
         assert content["summary"][name]["p99"] == pytest.approx(np.quantile(column, 0.99))
         assert content["summary"][name]["median"] == pytest.approx(np.median(column))
