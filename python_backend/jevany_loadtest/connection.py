@@ -113,8 +113,9 @@ class Connection:
     def server_milliseconds(self, before: tuple[int, int]) -> tuple[float | None, tuple[int, int]]:
         """Return the server's own time of the one request since `before`, and the new statistics.
 
-        Triton counts a request a little after it has sent the answer, so this asks until it has. The time is None where
-        others asked the model meanwhile, or the server does not say.
+        Triton counts a request when it lets go of it, a little after it has sent the answer, so this asks until it has,
+        and the time can be longer than the client's. It is None where others asked the model meanwhile, or the server
+        does not say.
         """
         deadline = time.monotonic() + _STATISTICS_SECONDS
         try:

@@ -33,6 +33,7 @@ from jevany_loadtest.connection import Connection, Outcome
 from jevany_loadtest.samples import DROPPED
 
 _BATCH_SECONDS = 0.5
+_WATCH_SECONDS = 1.0
 
 
 class PanelUser(User):
@@ -182,7 +183,9 @@ class Generator:
             for number, client in enumerate(workers):
                 self.runner.send_message("plan", {"plan": plan, "place": [number, users]}, client_id=client)
         self.runner.start(users, spawn_rate=users)
-        self._done.wait()
+        while not self._done.wait(_WATCH_SECONDS):
+            if isinstance(self.runner, MasterRunner) and self.runner.worker_count < users:
+                self.emit({"event": "failed", "message": "a worker has gone"})
         self.runner.stop()
         self.emit({"event": "done"})
 
@@ -245,9 +248,8 @@ def main() -> int:
         runner = environment.create_local_runner()
     generator = Generator(environment, out=not options.master_host)
     PanelUser.generator = generator
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    # A terminal's Ctrl-C reaches the whole group; the parent process decides what becomes of this one.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _: sys.exit(128 + received))
     try:
         if isinstance(runner, WorkerRunner):
             runner.register_message("plan", generator.on_plan)

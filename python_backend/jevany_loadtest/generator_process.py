@@ -49,6 +49,8 @@ class GeneratorProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            # A terminal's Ctrl-C is for this process, which then stops the generator in good order.
+            start_new_session=True,
             preexec_fn=_stop_when_parent_dies,
         )
         self._children.append(process)
@@ -58,7 +60,7 @@ class GeneratorProcess:
         """Carry out a plan and yield its events, without the last.
 
         Raises:
-            GeneratorError: The generator, or one of its workers here, has ended.
+            GeneratorError: The generator, or one of its workers, has ended.
         """
         self._say(plan)
         for event in self._events():

@@ -45,7 +45,8 @@ def run(
         GeneratorError: The load generator has failed; what there is has been recorded.
     """
     content = record.content
-    first = len(content["protocol"]["stages"])
+    earlier = content["protocol"]["stages"]
+    first, begun = len(earlier), sum(stage["seconds"] for stage in earlier)
     content["protocol"]["stages"] += [asdict(stage) for stage in plan]
     message = {
         "url": content["server"]["url"],
@@ -58,7 +59,7 @@ def run(
     }
     try:
         for event in generator.run(message):
-            record.add({**event, "stage": first + event["stage"]})
+            record.add({**event, "stage": first + event["stage"], "at": begun + event["at"]})
             progress(event["at"])
     finally:
         content["summary"] = summary(content)

@@ -58,6 +58,7 @@ def run(
         "warm_up": [row % len(requests) for row in range(protocol["warm_up"])],
         "order": orders(len(requests), protocol["repeats"])[record.position :],
     }
+    begun = max(content["samples"]["at"], default=0.0)
     before = server.counters(model)
     tokens = 0
     try:
@@ -69,7 +70,7 @@ def run(
                     continue
                 tokens += event["tokens"] or 0
                 if not event.get("warm_up"):
-                    record.add(event)
+                    record.add({**event, "at": begun + event["at"]})
                     progress(record.position)
         content["complete"] = True
     finally:
