@@ -51,6 +51,17 @@ class Samples:
         }
 
 
+def orders(rows: int, repeats: int) -> list[int]:
+    """Return which row is asked when: each repeat visits all, in an order shuffled by one generator."""
+    shuffle = random.Random(SEED)
+    asked: list[int] = []
+    for _ in range(repeats):
+        order = list(range(rows))
+        shuffle.shuffle(order)
+        asked += order
+    return asked
+
+
 def measure(
     engine: Engine,
     rows: Sequence[Row],
@@ -77,22 +88,19 @@ def measure(
             break
         engine.probabilities(rows[index % len(rows)])
     _wait(device)
-    samples, shuffle = Samples(), random.Random(SEED)
-    for _ in range(repeats):
-        order = list(range(len(rows)))
-        shuffle.shuffle(order)
-        for index in order:
-            if time.monotonic() > deadline:
-                return samples
-            _wait(device)
-            begin = time.perf_counter()
-            probabilities = engine.probabilities(rows[index])
-            _wait(device)
-            samples.milliseconds.append((time.perf_counter() - begin) * 1e3)
-            samples.rows.append(index)
-            samples.probabilities[index] = [float(value) for value in probabilities]
-            if progress:
-                progress(len(samples.rows))
+    samples = Samples()
+    for index in orders(len(rows), repeats):
+        if time.monotonic() > deadline:
+            return samples
+        _wait(device)
+        begin = time.perf_counter()
+        probabilities = engine.probabilities(rows[index])
+        _wait(device)
+        samples.milliseconds.append((time.perf_counter() - begin) * 1e3)
+        samples.rows.append(index)
+        samples.probabilities[index] = [float(value) for value in probabilities]
+        if progress:
+            progress(len(samples.rows))
     samples.complete = True
     return samples
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +28,22 @@ def check(result: Any) -> None:
     Raises:
         ResultError: It does not hold.
     """
-    # Whoever only measures on a bare machine does not need it.
-    from jsonschema import Draft202012Validator, FormatChecker
-
-    schema = json.loads(_SCHEMA.read_text(encoding="utf-8"))
-    validator = Draft202012Validator(schema, format_checker=FormatChecker())
-    for error in sorted(validator.iter_errors(result), key=lambda error: list(map(str, error.path))):
+    for error in sorted(_validator().iter_errors(result), key=lambda error: list(map(str, error.path))):
         raise ResultError(f"{'.'.join(map(str, error.path)) or 'result'}: {error.message[:200]}")
     tables = [result["samples"]] if "samples" in result else []
     tables += [mode["samples"] for mode in result.get("modes", {}).values() if "samples" in mode]
     for table in tables:
         if len({len(column) for column in table.values()}) > 1:
             raise ResultError("samples: the columns are not of one length")
+
+
+@cache
+def _validator() -> Any:
+    # Whoever only measures on a bare machine does not need it.
+    from jsonschema import Draft202012Validator, FormatChecker
+
+    schema = json.loads(_SCHEMA.read_text(encoding="utf-8"))
+    return Draft202012Validator(schema, format_checker=FormatChecker())
 
 
 def read(path: Path) -> dict[str, Any]:

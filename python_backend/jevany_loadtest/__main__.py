@@ -23,7 +23,7 @@ from jevany_loadtest.arrivals import SHAPES, Stage, stages
 from jevany_loadtest.generator_process import GeneratorError, GeneratorProcess
 from jevany_loadtest.record import Record
 from jevany_loadtest.server import Server, served
-from jevany_loadtest.targets import compare, good, read_targets
+from jevany_loadtest.targets import TARGETS, compare, good, read_targets
 from jevany_server.__main__ import LOAD_SECONDS
 from jevany_server.installation import ServerError
 from jevany_server.process import Ports
@@ -33,7 +33,6 @@ PANELS = {
     "jevbench-shape": ROOT / "loadtest" / "panels" / "jevbench-shape-231.jsonl",
     "transfer-shape": ROOT / "loadtest" / "panels" / "transfer-shape-44.jsonl",
 }
-TARGETS = ROOT / "loadtest" / "targets.toml"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

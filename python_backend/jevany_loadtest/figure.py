@@ -12,12 +12,12 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from jevany_loadtest.targets import Targets
+from jevany_loadtest.targets import Targets, accuracy_percent
 
 PANEL = "jevbench-231"
 _FRONTIER_HARDWARE = "A100-40GB"
 # Ink, paper, what stands back: on light and on dark.
-_LIGHT = {"ink": "#1f2328", "paper": "#ffffff", "back": "#8c959f"}
+LIGHT = {"ink": "#1f2328", "paper": "#ffffff", "back": "#8c959f"}
 _DARK = {"ink": "#e6edf3", "paper": "#0d1117", "back": "#768390"}
 # Names that would otherwise lie on something: where they stand, in points from their dot.
 _PLACES = {"Intern-Decision-4B": (-5, 5), "Open-Jev-9B": (-7, -3)}
@@ -35,7 +35,7 @@ def pairs(targets: Targets) -> list[tuple[str, str, list[tuple[float, float]]]]:
     """Return model, hardware and the points before and after: median in ms, accuracy in percent."""
     found: dict[tuple[str, str], dict[str, tuple[float, float]]] = {}
     for row in targets.published:
-        right = row.get("accuracy") or (100 * row["correct"] / row["of"] if "correct" in row else None)
+        right = accuracy_percent(row)
         if row["panel"] == PANEL and row["role"] in ("before", "after") and right and "median" in row:
             found.setdefault((row["model"], row["hardware"]), {})[row["role"]] = (row["median"], right)
     return [(model, hardware, [ends["before"], ends["after"]]) for (model, hardware), ends in found.items()]
@@ -78,13 +78,13 @@ def draw(targets: Targets, results: Iterable[dict[str, Any]], folder: Path) -> l
     folder.mkdir(parents=True, exist_ok=True)
     measured = measured_points(results)
     files = []
-    for name, colours in (("accuracy-latency.png", _LIGHT), ("accuracy-latency-dark.png", _DARK)):
+    for name, colours in (("accuracy-latency.png", LIGHT), ("accuracy-latency-dark.png", _DARK)):
         figure = _figure(targets, measured, colours)
         files.append(folder / name)
         figure.savefig(files[-1], dpi=160)
         plt.close(figure)
     with plt.rc_context({"svg.hashsalt": "jevany", "svg.fonttype": "none"}):
-        figure = _figure(targets, measured, _LIGHT)
+        figure = _figure(targets, measured, LIGHT)
         files.append(folder / "accuracy-latency.svg")
         figure.savefig(files[-1], metadata={"Date": None})
         plt.close(figure)
@@ -95,18 +95,29 @@ def draw(targets: Targets, results: Iterable[dict[str, Any]], folder: Path) -> l
 def follow_scheme(svg: str) -> str:
     """Return an SVG drawn for light whose colours change where the reader's scheme is dark."""
     rules = "".join(
-        f'[style*="{kind}: {_LIGHT[name]}"]{{{kind}:{_DARK[name]} !important}}'
-        for name in _LIGHT
+        f'[style*="{kind}: {LIGHT[name]}"]{{{kind}:{_DARK[name]} !important}}'
+        for name in LIGHT
         for kind in ("fill", "stroke")
     )
     style = f"<style>@media (prefers-color-scheme: dark){{{rules}}}</style>"
     return re.sub(r"(<svg [^>]*>)", lambda tag: tag[1] + style, svg, count=1)
 
 
+def name_axes(axes: Any, title: str, across: str, up: str, colours: dict[str, str]) -> None:
+    """Give axes their names and the colours of `LIGHT`, or of another table like it."""
+    axes.set_facecolor(colours["paper"])
+    axes.set_title(title, color=colours["ink"], fontsize=11, loc="left")
+    axes.set_xlabel(across, color=colours["ink"])
+    axes.set_ylabel(up, color=colours["ink"])
+    axes.tick_params(colors=colours["ink"])
+    axes.grid(color=colours["back"], alpha=0.25, lw=0.6)
+    for spine in axes.spines.values():
+        spine.set_color(colours["back"])
+
+
 def _figure(targets: Targets, measured: list[tuple[str, float, float]], colours: dict[str, str]) -> Any:
     ink, back = colours["ink"], colours["back"]
     figure, axes = plt.subplots(figsize=(9, 5.6), facecolor=colours["paper"], layout="constrained")
-    axes.set_facecolor(colours["paper"])
     axes.set_xscale("log")
     on_frontier = []
     for model, hardware, (before, after) in pairs(targets):
@@ -135,13 +146,13 @@ def _figure(targets: Targets, measured: list[tuple[str, float, float]], colours:
     ticks = (10, 20, 50, 100, 200)
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.minorticks_off()
-    axes.set_xlabel("median latency of public JevBench, ms (batch 1, log scale)", color=ink)
-    axes.set_ylabel("accuracy, %", color=ink)
-    axes.set_title("Published: default (hollow) to fastest (full)", color=ink, fontsize=11, loc="left")
-    axes.tick_params(colors=ink)
-    axes.grid(color=back, alpha=0.25, lw=0.6)
-    for spine in axes.spines.values():
-        spine.set_color(back)
+    name_axes(
+        axes,
+        "Published: default (hollow) to fastest (full)",
+        "median latency of public JevBench, ms (batch 1, log scale)",
+        "accuracy, %",
+        colours,
+    )
     legend = axes.legend(fontsize=8, frameon=False, loc="lower right", ncols=2)
     for text in legend.get_texts():
         text.set_color(ink)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
+from jevany_server.process import stop_when_parent_dies
+
 _STOP_SECONDS = 10
-_PR_SET_PDEATHSIG = 1
 
 
 class GeneratorError(Exception):
@@ -51,7 +50,7 @@ class GeneratorProcess:
             text=True,
             # A terminal's Ctrl-C is for this process, which then stops the generator in good order.
             start_new_session=True,
-            preexec_fn=_stop_when_parent_dies,
+            preexec_fn=stop_when_parent_dies,
         )
         self._children.append(process)
         return process
@@ -120,7 +119,3 @@ class GeneratorProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-
-
-def _stop_when_parent_dies() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

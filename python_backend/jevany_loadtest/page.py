@@ -14,9 +14,8 @@ import numpy as np
 
 from jevany_backend.engine.graphs import OUR_GRID
 from jevany_loadtest import tables
-from jevany_loadtest.figure import follow_scheme
+from jevany_loadtest.figure import LIGHT, follow_scheme, name_axes
 
-_INK, _PAPER, _BACK = "#1f2328", "#ffffff", "#8c959f"
 _GRAPH, _EAGER = "#1f8fd6", "#d9822b"
 _STYLE = """
 :root{color-scheme:light dark}
@@ -76,39 +75,28 @@ def pictures(result: dict[str, Any]) -> str:
     tokens = np.array([count or 0 for count in table["tokens"]])[answered]
     at = np.array(table["at"], float)[answered]
     eager = eager_samples(result)[answered]
-    with plt.rc_context({"svg.hashsalt": "jevany", "svg.fonttype": "none", "text.color": _INK}):
-        figure, axes = plt.subplots(2, 2, figsize=(10, 7), facecolor=_PAPER, layout="constrained")
+    with plt.rc_context({"svg.hashsalt": "jevany", "svg.fonttype": "none", "text.color": LIGHT["ink"]}):
+        figure, axes = plt.subplots(2, 2, figsize=(10, 7), facecolor=LIGHT["paper"], layout="constrained")
         for label, colour, chosen in (("graph", _GRAPH, ~eager), ("eager", _EAGER, eager)):
             if chosen.any():
                 axes[0, 0].plot(tokens[chosen], times[chosen], ".", color=colour, label=label, ms=5)
                 axes[1, 0].plot(at[chosen], times[chosen], ".", color=colour, label=label, ms=5)
-        _name(axes[0, 0], "Latency against row length", "tokens of the row", "ms")
-        _name(axes[1, 0], "Timeline", "seconds since the start", "ms")
-        axes[0, 0].legend(frameon=False, labelcolor=_INK)
+        name_axes(axes[0, 0], "Latency against row length", "tokens of the row", "ms", LIGHT)
+        name_axes(axes[1, 0], "Timeline", "seconds since the start", "ms", LIGHT)
+        axes[0, 0].legend(frameon=False, labelcolor=LIGHT["ink"])
         shares = np.arange(1, len(times) + 1) / max(len(times), 1) * 100
         axes[0, 1].step(np.sort(times), shares, color=_GRAPH, where="post")
-        _name(axes[0, 1], "Distribution", "ms", "% of requests at most")
+        name_axes(axes[0, 1], "Distribution", "ms", "% of requests at most", LIGHT)
         buckets, counts = np.unique([OUR_GRID.length(int(count)) for count in tokens], return_counts=True)
         axes[1, 1].bar(range(len(buckets)), counts, color=_GRAPH)
         step = max(1, len(buckets) // 12)
         axes[1, 1].set_xticks(range(0, len(buckets), step), [str(bucket) for bucket in buckets[::step]], rotation=45)
-        _name(axes[1, 1], "Requests in each bucket", "tokens, padded to our engine's buckets", "requests")
+        name_axes(axes[1, 1], "Requests in each bucket", "tokens, padded to our engine's buckets", "requests", LIGHT)
         drawn = io.StringIO()
         figure.savefig(drawn, format="svg", metadata={"Date": None})
         plt.close(figure)
     svg = drawn.getvalue()
     return follow_scheme(svg[svg.index("<svg") :])
-
-
-def _name(axes: Any, title: str, across: str, up: str) -> None:
-    axes.set_facecolor(_PAPER)
-    axes.set_title(title, color=_INK, fontsize=11, loc="left")
-    axes.set_xlabel(across, color=_INK)
-    axes.set_ylabel(up, color=_INK)
-    axes.tick_params(colors=_INK)
-    axes.grid(color=_BACK, alpha=0.25, lw=0.6)
-    for spine in axes.spines.values():
-        spine.set_color(_BACK)
 
 
 def _table(markdown: str) -> str:

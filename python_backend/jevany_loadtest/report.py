@@ -14,7 +14,7 @@ from jevany_loadtest import tables
 from jevany_loadtest.figure import draw
 from jevany_loadtest.page import page
 from jevany_loadtest.tables import number
-from jevany_loadtest.targets import Targets, read_targets
+from jevany_loadtest.targets import TARGETS, Targets, accuracy_percent, read_targets
 
 ROOT = Path(__file__).parents[2]
 _MEASURES = ("median", "mean", "p90", "p95")
@@ -27,17 +27,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "report", help="where tables and pictures go")
     options = parser.parse_args(arguments)
     try:
-        results = [read(path) for path in sorted(options.folder.glob("*.json"))]
-        targets = read_targets(ROOT / "loadtest" / "targets.toml")
+        named = {path.stem: read(path) for path in sorted(options.folder.glob("*.json"))}
+        targets = read_targets(TARGETS)
     except (OSError, ValueError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 1
+    results = list(named.values())
     options.out.mkdir(parents=True, exist_ok=True)
     written = [options.out / "tables.md", *draw(targets, results, options.out)]
     written[0].write_text(all_tables(targets, results), encoding="utf-8")
-    for path, result in zip(sorted(options.folder.glob("*.json")), results, strict=True):
+    for name, result in named.items():
         if result["kind"] != "bench":
-            written.append(options.out / f"{path.stem}.html")
+            written.append(options.out / f"{name}.html")
             written[-1].write_text(page(result), encoding="utf-8")
     for path in written:
         print(f"{path}: written")
@@ -98,10 +99,8 @@ def ablation_table(targets: Targets, model: str) -> str:
     for row in rows:
         numbers = " | ".join(number(row.get(measure)) for measure in _MEASURES)
         gpus = f"{row['gpus']} x " if "gpus" in row else ""
-        right = row.get("accuracy") or (100 * row["correct"] / row["of"] if "correct" in row else None)
-        lines.append(
-            f"| {gpus}{row['hardware']} | {row['panel']} | {row['configuration']} | {numbers} | {number(right)} |"
-        )
+        right = number(accuracy_percent(row))
+        lines.append(f"| {gpus}{row['hardware']} | {row['panel']} | {row['configuration']} | {numbers} | {right} |")
     return "\n".join(lines) if len(rows) > 1 else ""
 
 

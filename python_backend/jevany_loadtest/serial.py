@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from jevany_backend.protocol import question_to_json
 from jevany_bench.panel import Request
-from jevany_bench.protocol import SEED
+from jevany_bench.protocol import orders
 from jevany_loadtest.generator_process import GeneratorProcess
 from jevany_loadtest.record import Record
 from jevany_loadtest.server import Server
@@ -20,17 +19,6 @@ def request_bodies(requests: Sequence[Request]) -> list[str]:
     return [
         json.dumps({"state": r.state, "question": question_to_json(r.question)}, ensure_ascii=False) for r in requests
     ]
-
-
-def orders(rows: int, repeats: int) -> list[int]:
-    """Return which row is asked when: each repeat visits all, in an order shuffled by one generator."""
-    shuffle = random.Random(SEED)
-    asked: list[int] = []
-    for _ in range(repeats):
-        order = list(range(rows))
-        shuffle.shuffle(order)
-        asked += order
-    return asked
 
 
 def run(

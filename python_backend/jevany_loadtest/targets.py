@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+TARGETS = Path(__file__).parents[2] / "loadtest" / "targets.toml"
 MEASURES = ("median", "mean", "p90", "p95", "accuracy")
 PASS, FAIL = "pass", "fail"
 
@@ -55,6 +56,11 @@ def read_targets(path: Path) -> Targets:
         )
     except (tomllib.TOMLDecodeError, KeyError) as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def accuracy_percent(row: dict[str, Any]) -> float | None:
+    """Return the accuracy of a published row, in percent, by its count where that is what was published."""
+    return row.get("accuracy") or (100 * row["correct"] / row["of"] if "correct" in row else None)
 
 
 def compare(result: dict[str, Any], targets: Targets) -> list[dict[str, Any]]:

@@ -130,7 +130,7 @@ class TritonServer:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_stop_when_parent_dies,
+            preexec_fn=stop_when_parent_dies,
         )
         self._backends: list[BackendProcess] = []
         self._log = _LogPump(self.process, log or sys.stderr.buffer)
@@ -236,7 +236,8 @@ class TritonServer:
         self.stop()
 
 
-def _stop_when_parent_dies() -> None:
+def stop_when_parent_dies() -> None:
+    """Have this process, a child that is about to start its program, get SIGTERM when its parent dies."""
     # Linux only, as the server is: without this, a killed parent would leave the server holding its ports.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import shutil
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,18 +19,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.triton)
-
-
-def scraped(server: TritonServer, model: str) -> dict[str, tuple[dict[str, str], float]]:
-    """Our metrics of one model by name, each with its labels and its value."""
-    with urllib.request.urlopen(f"http://{server.host}:{server.ports.metrics}/metrics", timeout=10) as response:
-        text = response.read().decode()
-    metrics = {}
-    for name, labels, value in re.findall(r"^(jevany_\w+)\{(.*)\} (\S+)$", text, re.MULTILINE):
-        named = dict(re.findall(r'(\w+)="([^"]*)"', labels))
-        if named["model"] == model:
-            metrics[name] = named, float(value)
-    return metrics
 
 
 @pytest.fixture(scope="session")

@@ -17,10 +17,11 @@ from jevany_backend.engine.reference import ReferenceEngine
 from jevany_backend.protocol import JSON, parse_request
 from jevany_client import Choice, Client, Noul, Question, Score
 from jevany_client.messages import encode_request, encode_state
+from jevany_loadtest.server import Server
 from jevany_server.installation import ServerError
 from jevany_server.process import TritonServer
 from tests.checkpoint_factory import MadeCheckpoint, gemma_config, make_checkpoint
-from tests.triton.conftest import FREE_PORTS, scraped
+from tests.triton.conftest import FREE_PORTS
 
 STATE: JSON = {"message": "We were charged twice. Please refund one of the payments today.", "plan": "business"}
 QUESTIONS: dict[str, Question] = {
@@ -93,7 +94,8 @@ def test_random_weights_say_so_in_every_answer_log_line_and_metric(tmp_path: Pat
             for question in QUESTIONS.values():
                 assert client.decide(STATE, question).weights == "random"
             assert client.decide_all(STATE, QUESTIONS)["weights"] == "random"
-        assert scraped(server, "any")["jevany_model_info"][0]["weights"] == "random"
+        metrics = Server(server.host, server.ports, started_here=True).metrics("any")
+        assert metrics["jevany_model_info"][0]["weights"] == "random"
     assert (model / "config.pbtxt").read_text() == config
     lines = [line for line in (tmp_path / "log").read_text().splitlines() if '] "any' in line]
     assert len(lines) > 3

@@ -9,8 +9,9 @@ import pytest
 
 from jevany_backend.engine.graphs import OUR_GRID
 from jevany_client import Client, Noul
+from jevany_loadtest.server import Server
 from jevany_server.process import TritonServer
-from tests.triton.conftest import FREE_PORTS, scraped
+from tests.triton.conftest import FREE_PORTS
 
 QUESTION = Noul("Is this about a payment?")
 LABELS = {"model": "small", "version": "1", "instance": "small_0_0"}
@@ -35,7 +36,8 @@ def test_the_endpoint_counts_what_the_graphs_did(repository: Path, tmp_path: Pat
         lengths = [decision.usage["input_tokens"] for decision in decisions]
         tokens, padded = sum(lengths), sum(map(OUR_GRID.length, lengths))
         deadline = time.monotonic() + 30
-        while (metrics := scraped(server, "small"))["jevany_tokens_total"][1] < tokens and time.monotonic() < deadline:
+        endpoint = Server(server.host, server.ports, started_here=True)
+        while (metrics := endpoint.metrics("small"))["jevany_tokens_total"][1] < tokens and time.monotonic() < deadline:
             time.sleep(0.1)
     assert metrics["jevany_model_info"] == ({**LABELS, "engine": "engine", "weights": "checkpoint"}, 1)
     assert metrics["jevany_tokens_total"] == (LABELS, tokens)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from jevany_bench.panel import Panel, read_panel
+from jevany_bench.protocol import orders
 from jevany_bench.result import ResultError, check, read, write
 from jevany_loadtest import changes, convert, open_loop, report, samples
 from jevany_loadtest.accuracy import accuracy, answer_changes
@@ -19,7 +20,6 @@ from jevany_loadtest.arrivals import Stage, poisson, stages
 from jevany_loadtest.figure import draw, frontier, pairs
 from jevany_loadtest.page import eager_samples, page
 from jevany_loadtest.record import serial_summary
-from jevany_loadtest.serial import orders
 from jevany_loadtest.server import Counters
 from jevany_loadtest.targets import MEASURES, compare, good, read_targets
 
