@@ -202,6 +202,7 @@ class _Run:
             self.device,
             repeats=self.options.repeats,
             warm_up=self.options.warm_up,
+            warm_lengths=not isinstance(engine, GraphEngine),
             deadline=max(deadline, time.monotonic() + _SHARES.get(mode, _SHARE)[1]),
             progress=bar.to,
         )
@@ -260,6 +261,7 @@ def _choices(engine: GraphEngine) -> dict[str, Any]:
     return {
         "launched_early": forward.early,
         "delta_rule": dict(zip(map(str, rule.rows), rule.names, strict=True)),
+        "attention": dict(zip(map(str, forward.causal_attention.rows), forward.causal_attention.names, strict=True)),
         "products": {
             f"{inputs} -> {outputs}{' (added up)' if summed else ''}": {
                 "transposed": plan.transposed,

@@ -69,6 +69,7 @@ def measure(
     *,
     repeats: int = REPEATS,
     warm_up: int = WARM_UP,
+    warm_lengths: bool = False,
     deadline: float = float("inf"),
     progress: Callable[[int], None] | None = None,
 ) -> Samples:
@@ -80,6 +81,8 @@ def measure(
         device: What to wait for before a clock is read.
         repeats: How often each row is visited, in orders shuffled by one generator.
         warm_up: Rows that are answered first, cycling through the panel from the start.
+        warm_lengths: Whether a row of a length that has not been seen is answered once before it is timed: the kernels
+            of transformers' own path are compiled and tuned then, for seconds.
         deadline: When to stop, on `time.monotonic`'s clock; what has been measured by then counts.
         progress: Called with the number of samples after each.
     """
@@ -89,9 +92,13 @@ def measure(
         engine.probabilities(rows[index % len(rows)])
     _wait(device)
     samples = Samples()
+    cold = {len(row.ids) for row in rows} if warm_lengths else set()
     for index in orders(len(rows), repeats):
         if time.monotonic() > deadline:
             return samples
+        if len(rows[index].ids) in cold:
+            engine.probabilities(rows[index])
+            cold.discard(len(rows[index].ids))
         _wait(device)
         begin = time.perf_counter()
         probabilities = engine.probabilities(rows[index])

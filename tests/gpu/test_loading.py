@@ -54,7 +54,7 @@ def _write(directory: Path, weights: int) -> dict[str, torch.Tensor]:
 def test_every_bit_is_as_if_merged_whole_and_memory_is_bounded(tmp_path: Path) -> None:
     values = _write(tmp_path, 12)
     stored = {name: tensor for path in tmp_path.iterdir() for name, tensor in read_header(path).items()}
-    pairs = {f"w{number}": _adapted(number) for number in range(12)}
+    pairs = {f"w{number}": pair.to(GPU) for number in range(12) if (pair := _adapted(number))}
     targets = {name: torch.full(tensor.shape, torch.nan, dtype=BF16, device=GPU) for name, tensor in stored.items()}
     for _ in range(3):  # The order in which streams run differs from time to time.
         before = torch.cuda.memory_allocated(GPU)
@@ -66,7 +66,7 @@ def test_every_bit_is_as_if_merged_whole_and_memory_is_bounded(tmp_path: Path) -
         for name, value in values.items():
             expected = value.to(GPU)
             if (pair := pairs.get(name)) is not None:
-                product = pair.up.to(GPU, torch.float32) @ pair.down.to(GPU, torch.float32)
+                product = pair.up.float() @ pair.down.float()
                 expected = expected.float().add_(product, alpha=pair.scale).to(BF16)
             assert torch.equal(targets[name].view(torch.int16), expected.view(torch.int16)), name
             targets[name].fill_(torch.nan)

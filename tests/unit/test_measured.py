@@ -207,7 +207,7 @@ def test_the_delta_rule_takes_the_fastest_for_the_length(monkeypatch: pytest.Mon
     assert [rule.name(rows) for rows in (1, 64, 65, 96, 97, 128, 5000)] == [
         *(first, first, second, second, first, first, first)
     ]
-    assert str(rule) == f"{first} (3 of 4 lengths), {second} (1 of 4 lengths)"
+    assert str(rule) == f"{first} (3), {second} (1)"
     wrong.add(second)
     rule = DeltaRule(told, DeltaShape(1, 16, 2, 16), torch.float32, 128)
     assert rule.name(96) == first

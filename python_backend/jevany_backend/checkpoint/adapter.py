@@ -53,24 +53,18 @@ class LoraPair:
         return self.up.shape[0], self.down.shape[1]
 
     def to(self, device: torch.device) -> LoraPair:
-        """Return the pair in float32 on a device; work that its current stream is given from now on finds it there."""
-        return LoraPair(_to_device(self.down.float(), device), _to_device(self.up.float(), device), self.scale)
+        """Return the pair on a device."""
+        return LoraPair(self.down.to(device), self.up.to(device), self.scale)
 
     def add_to(self, weight: torch.Tensor, first_row: int) -> None:
         """Add the adapter's part to some rows of its weight, in place.
 
         Args:
-            weight: (rows, in), float32, where the pair is, which must be float32 as well.
+            weight: (rows, in), float32, where the pair is.
             first_row: The number of its first row in the whole weight.
         """
-        weight.add_(self.up[first_row : first_row + len(weight)] @ self.down, alpha=self.scale)
-
-
-def _to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    if device.type == "cuda":
-        # From memory that is not pinned, the copy would make this thread wait for what the device has begun before.
-        values = values.pin_memory()
-    return values.to(device, non_blocking=True)
+        up = self.up[first_row : first_row + len(weight)].float()
+        weight.add_(up @ self.down.float(), alpha=self.scale)
 
 
 @dataclass(frozen=True)
@@ -86,6 +80,11 @@ class Adapter:
     path: Path
     pairs: dict[str, LoraPair]
     token_rows: dict[str, dict[int, torch.Tensor]]
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all pairs."""
+        return sum(half.nbytes for pair in self.pairs.values() for half in (pair.down, pair.up))
 
     def check_fits(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Check that every part of the adapter has its place in the text decoder.

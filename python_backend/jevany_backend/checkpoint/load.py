@@ -102,7 +102,8 @@ def memory_need(files: CheckpointFiles, weights: WeightPlan, row_tokens: int) ->
     """
     head = len(files.labels or ()) * weights.config.hidden_size * weights.dtype.itemsize
     head += sum(tensor.nbytes for tensor in (files.head.head or {}).values())
-    return MemoryNeed(weights.nbytes, head, workspace(weights.config, weights.dtype, row_tokens), weights.dtype)
+    beside = workspace(weights.config, weights.dtype, row_tokens, weights.adapter.nbytes)
+    return MemoryNeed(weights.nbytes, head, beside, weights.dtype)
 
 
 def load_text_model(

@@ -51,15 +51,16 @@ class MemoryNeed:
         )
 
 
-def workspace(config: PretrainedConfig, dtype: torch.dtype, row_tokens: int) -> int:
+def workspace(config: PretrainedConfig, dtype: torch.dtype, row_tokens: int, adapter: int = 0) -> int:
     """Estimate what a model needs beside its weights: the larger of loading and of its longest row, in bytes.
 
     Args:
         config: The text decoder's configuration.
         dtype: What it is served in.
         row_tokens: The longest row.
+        adapter: The size of what is merged into the weights, which is on the device while they are loaded.
     """
-    load = STREAMS * BLOCK_BYTES * _COPIES_OF_A_BLOCK
+    load = STREAMS * BLOCK_BYTES * _COPIES_OF_A_BLOCK + adapter
     # At the widest place of a layer stand the residual, its norm in float32, and the two halves of the MLP.
     row = row_tokens * (8 * config.hidden_size + 4 * config.intermediate_size) * dtype.itemsize
     if _widest_head(config) > _WIDEST_FUSED_HEAD:  # No fused attention: the scores stand in memory.

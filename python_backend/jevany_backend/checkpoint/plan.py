@@ -59,13 +59,16 @@ class WeightPlan:
         return dict(sorted(shards.items()))
 
     def weight(self, name: str, target: torch.Tensor) -> Weight:
-        """Return one weight's way to its place.
+        """Return one weight's way to its place, with what it needs beside its stored rows on the device already.
+
+        That is little beside the weights, and moved here it costs no thread of the loading a wait or a processor.
 
         Args:
             name: Its name in the decoder.
             target: The parameter or buffer of that name; rows of added tokens are left alone.
         """
         stored, scales = self.stored[name], None
+        pair = self.adapter.pairs.get(name.removesuffix(".weight"))
         if name in self.scales:
             assert self.base.quantised_block is not None  # plan_weights has seen to it.
             rows, columns = self.base.quantised_block
@@ -73,7 +76,7 @@ class WeightPlan:
             scales = BlockScales(values, rows, columns)
         if name.removesuffix(".weight") in TOKEN_TABLES:
             target = target[: stored.rows]
-        return Weight(stored, target.detach(), self.adapter.pairs.get(name.removesuffix(".weight")), scales)
+        return Weight(stored, target.detach(), pair.to(target.device) if pair else None, scales)
 
 
 def plan_weights(

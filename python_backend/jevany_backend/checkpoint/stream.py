@@ -34,7 +34,7 @@ BLOCK_BYTES = 16 << 20
 MAX_READERS = 8
 # One that is being read and one that waits for the device or is on its way there.
 BLOCKS_A_READER = 2
-# With two, a weight is merged while the next one is copied to the device.
+# With two, a block is merged while the next one is copied to the device.
 STREAMS = 2
 ROW_STEP = 64
 
@@ -47,10 +47,6 @@ class Destination(Protocol):
     @property
     def stored(self) -> StoredTensor:
         """What is read."""
-        ...
-
-    def on_device(self) -> Self:
-        """Return it with all that `write` needs beside the rows on the device; called once, before its first row."""
         ...
 
     def write(self, raw: torch.Tensor, first_row: int, rows: int) -> None:
@@ -143,7 +139,7 @@ class WeightStream:
             torch.cuda.OutOfMemoryError: The device has no memory left; the message names both as well.
         """
         if self._streams:
-            # They must not overtake what the caller has begun on its own stream, such as making the weights.
+            # They must not overtake what the caller has begun on its own stream, such as moving the adapter.
             torch.cuda.current_stream(self._device).synchronize()
         ordered = sorted(destinations, key=lambda destination: (destination.stored.path, destination.stored.offset))
         shards = _ShardLog(ordered)
@@ -189,25 +185,18 @@ class WeightStream:
 
 
 class _Intake:
-    """Hands blocks to their destinations, all of one weight in one stream."""
+    """Hands blocks to their destinations, in turns on several streams."""
 
     def __init__(self, streams: Sequence[torch.cuda.Stream]) -> None:
         self._streams = itertools.cycle(streams or [None])
-        self._stream: torch.cuda.Stream | None = None
-        self._destination: Destination | None = None
 
     def take(self, block: _Block, buffer: _Buffer, content: Future[torch.Tensor]) -> None:
-        """Wait for a block's bytes and give them to the device; blocks come in the order of their rows."""
+        """Wait for a block's bytes and give them to the device."""
         try:
             raw = content.result()
-            if block.first_row == 0:
-                # What a weight has on the device beside its rows is given back with the next one, and the allocator
-                # hands it on within its stream: so no work of another stream may still be reading it.
-                self._stream = next(self._streams)
-            with contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-                if block.first_row == 0 or self._destination is None:
-                    self._destination = block.destination.on_device()
-                self._destination.write(raw, block.first_row, block.rows)
+            stream = next(self._streams)
+            with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
+                block.destination.write(raw, block.first_row, block.rows)
                 buffer.busy_until_now()
         except Exception as error:
             raise _named(error, block.stored) from None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
 
 import torch
 
@@ -47,7 +46,7 @@ class Weight:
     Attributes:
         stored: The base's tensor.
         target: The weight, (out, in) or another shape, contiguous, on the device.
-        pair: What the adapter adds, or None.
+        pair: What the adapter adds, on the device, or None.
         scales: The scales where the base stores it as fp8, or None.
     """
 
@@ -55,10 +54,6 @@ class Weight:
     target: torch.Tensor
     pair: LoraPair | None = None
     scales: BlockScales | None = None
-
-    def on_device(self) -> Self:
-        """Return it with the adapter's pair on the device, so that this moves once and not with every block."""
-        return replace(self, pair=self.pair.to(self.target.device)) if self.pair else self
 
     def write(self, raw: torch.Tensor, first_row: int, rows: int) -> None:
         """Write some rows: W' = dtype(float32(W) + scale B A), rounded once.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
@@ -12,7 +11,7 @@ import torch
 from jevany_backend.engine.kernels.delta_inputs import DeltaInputs, DeltaShape
 from jevany_backend.engine.kernels.delta_rule import PLANS, delta_rule, delta_rule_twin
 from jevany_backend.engine.kernels.fla_delta_rule import fla_delta_rule, installed
-from jevany_backend.engine.measured import Measured, agree, fastest
+from jevany_backend.engine.measured import Measured, agree, counted, fastest
 
 TIMED_ROWS = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
 
@@ -72,9 +71,7 @@ class DeltaRule:
         return self.names[min(bisect.bisect_left(self.rows, rows), len(self.rows) - 1)]
 
     def __str__(self) -> str:
-        return ", ".join(
-            f"{name} ({count} of {len(self.names)} lengths)" for name, count in Counter(self.names).items()
-        )
+        return counted(self.names)
 
 
 def _example(rows: int, shape: DeltaShape, dtype: torch.dtype, device: torch.device) -> DeltaInputs:

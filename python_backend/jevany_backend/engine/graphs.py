@@ -374,8 +374,10 @@ def _round_up(count: int, step: int) -> int:
 
 
 def _used(device: torch.device) -> int:
+    """Return how much of a GPU is in use, by whomever; what the allocator only keeps for later is given back first."""
     if device.type != "cuda":
         return 0
+    torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     return total - free
 

@@ -8,7 +8,8 @@ import importlib.metadata
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -97,6 +98,11 @@ def fastest(times: Times, is_right: Callable[[str], bool] = lambda _: True) -> s
             return name
         log.error("%s computes something else on this GPU, and is left out", name)
     return None
+
+
+def counted(chosen: Iterable[object]) -> str:
+    """Return in words what was chosen how often: ``flash (4), cudnn (8)``."""
+    return ", ".join(f"{name} ({count})" for name, count in Counter(map(str, chosen)).items())
 
 
 def agree(ours: torch.Tensor, twin: torch.Tensor) -> bool:

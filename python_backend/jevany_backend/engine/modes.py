@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ import torch
 
 from jevany_backend.checkpoint.errors import CheckpointError
 from jevany_backend.engine.graphs import OUR_GRID, PUBLISHED_GRID, CudaGraphs, Executor, GraphEngine, NoGraphs
-from jevany_backend.engine.measured import Measured
+from jevany_backend.engine.measured import Measured, counted
 from jevany_backend.engine.reference import ReferenceEngine, UnmaskedTransformers, live_kernels
 
 if TYPE_CHECKING:
@@ -140,8 +139,8 @@ def _log_choices(forward: Qwen35, measured: Measured) -> None:
     log.info("%d times measured now, %d known", measured.measured_now, sum(map(len, measured.times.values())))
     log.info("fused kernels launched %s", "early" if forward.early else "one after another")
     log.info("delta rule: %s", forward.delta_rule)
+    log.info("attention: %s", forward.causal_attention)
     for (outputs, inputs, summed), plan in forward.plans.items():
-        libraries = ", ".join(f"{name} ({count})" for name, count in Counter(map(str, plan.ways)).items())
         layout = "transposed" if plan.transposed else "as stored"
         reader = " (added up)" if summed else ""
-        log.info("product %d -> %d%s: weights %s, %s", inputs, outputs, reader, layout, libraries)
+        log.info("product %d -> %d%s: weights %s, %s", inputs, outputs, reader, layout, counted(plan.ways))

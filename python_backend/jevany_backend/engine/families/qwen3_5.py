@@ -16,6 +16,7 @@ import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from jevany_backend.engine.attention_choice import CausalAttention
 from jevany_backend.engine.delta_choice import DeltaRule
 from jevany_backend.engine.early_choice import choose_launch
 from jevany_backend.engine.kernels import TWINS
@@ -24,8 +25,6 @@ from jevany_backend.engine.kernels.qk_norm_rotary import AttentionShape
 from jevany_backend.engine.measured import Measured
 from jevany_backend.engine.packed import Product, ProductPlan, plan_product
 
-# Without a mask the flash kernel takes grouped heads as they are; it needs no plan made at first sight of a length.
-_UNMASKED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 _MASKED = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -120,6 +119,7 @@ class Qwen35:
         )
         self.attention = AttentionShape(config.num_attention_heads, config.num_key_value_heads, config.head_dim)
         dtype = model.get_input_embeddings().weight.dtype
+        self.causal_attention = CausalAttention(measured, self.attention, dtype, longest)
         self.kernels = TWINS
         self.delta_rule: DeltaRule | None = None
         if fused:
@@ -183,7 +183,7 @@ class Qwen35:
         packed = layer.inputs(normed)
         if layer.queries is None or reads is None:
             query, key = self._turn(layer, packed, self.attention, None)
-            attended = self._causal_attention(query, key, self._values(packed))  # (n, H, w)
+            attended = self.causal_attention(query, key, self._values(packed))  # (n, H, w)
             return layer.output(self.kernels.sigmoid_gate(attended, packed))
         _, key = self._turn(layer, packed, replace(self.attention, queries=0), None)
         packed_queries = layer.queries(normed.index_select(0, reads))
@@ -200,12 +200,6 @@ class Qwen35:
     def _values(self, packed: torch.Tensor) -> torch.Tensor:
         """Return the values of a packed row, its last columns, as a view (n, K, w)."""
         return packed[:, -self.attention.keys * self.attention.width :].unflatten(1, (self.attention.keys, -1))
-
-    def _causal_attention(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        with sdpa_kernel(_UNMASKED, set_priority=True):
-            query, key, value = (part.transpose(0, 1)[None] for part in (query, key, value))  # (1, heads, n, w)
-            attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
-        return attended[0].transpose(0, 1)
 
     def _read_attention(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, reads: torch.Tensor
