@@ -21,7 +21,7 @@ from jevany_backend.engine.kernels.delta_inputs import DeltaInputs, DeltaShape
 from jevany_backend.engine.kernels.fla_delta_rule import fla_delta_rule
 from jevany_backend.engine.kernels.skinny_product import skinny_plans
 from jevany_backend.engine.measured import Measured, Times, agree, fastest
-from jevany_backend.engine.packed import LAYOUTS, LIBRARIES, ProductPlan, plan_product
+from jevany_backend.engine.packed import LAYOUTS, LIBRARIES, Padded, ProductPlan, multiply, plan_product
 
 CPU = torch.device("cpu")
 
@@ -124,7 +124,7 @@ def test_fastest() -> None:
     assert fastest({}) is None
 
 
-class _Told(Measured):
+class Told(Measured):
     """Times that are told, not measured."""
 
     def __init__(self, times: Mapping[str, float]) -> None:
@@ -133,7 +133,7 @@ class _Told(Measured):
         self.told = times
 
     def compare(self, question: str, candidates: Mapping[str, Callable[[int], object]]) -> Times:
-        rows = question.split(" of ")[1].split()[0]
+        rows = next(word for word in question.split() if word.isdigit())
         return {name: self.told.get(f"{rows} {name}", self.told.get(name)) for name in candidates}
 
 
@@ -162,7 +162,7 @@ def _on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _plan(times: Mapping[str, float]) -> ProductPlan:
-    return plan_product(_Told(times), (64, 32), torch.float32, 192, summed=False)
+    return plan_product(Told(times), (64, 32), torch.float32, 192, summed=False)
 
 
 def test_a_product_takes_the_fastest_way_for_each_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,12 +185,28 @@ def test_a_layout_is_chosen_for_all_rows_by_how_many_come_to_each(monkeypatch: p
     assert _plan(times | slow | {"96 transposed cublaslt": 8.75}).transposed
 
 
+def test_more_rows_are_multiplied_where_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    _on_cpu(monkeypatch)
+    times = {f"{layout} {library}": 20.0 for layout in LAYOUTS for library in LIBRARIES}
+    times |= {"192 transposed cublas of 256 rows": 13.0, "160 transposed cublas of 256 rows": 5.0}  # Too many more.
+    plan = _plan(times)
+    assert [plan.way(rows) for rows in (160, 161, 192)] == ["cublas", *[Padded(256, "cublas")] * 2]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_padded_rows_have_the_products_of_the_rows(transposed: bool) -> None:
+    rows, weight = torch.randn(5, 32), torch.randn(64, 32)
+    product = multiply(rows, weight.T.contiguous() if transposed else weight, transposed, Padded(8, "cublas"))
+    assert product.is_contiguous()
+    torch.testing.assert_close(product, rows @ weight.T)
+
+
 def test_our_kernel_is_taken_where_it_is_faster_and_there_are_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     _on_cpu(monkeypatch)
     shape = (4096, 1024)
     ours = skinny_plans(shape, summed=True)[0]
     times = {f"{layout} {library}": 10.0 for layout in LAYOUTS for library in LIBRARIES} | {f"64 stored {ours}": 5.0}
-    plan = plan_product(_Told(times), shape, torch.bfloat16, 192, summed=True)
+    plan = plan_product(Told(times), shape, torch.bfloat16, 192, summed=True)
     assert not plan.transposed
     assert [plan.way(rows) for rows in (64, 128, 192)] == [ours, "cublas", "cublas"]
 
@@ -202,7 +218,7 @@ def test_the_delta_rule_takes_the_fastest_for_the_length(monkeypatch: pytest.Mon
     rule = DeltaRule(Measured(CPU), DeltaShape(1, 16, 2, 16), torch.float32, 128)
     first, second = list(rule.candidates)[:2]
     assert rule.name(10) == rule.name(4096) == first
-    told = _Told({first: 2.0, second: 3.0, f"96 {second}": 1.0})
+    told = Told({first: 2.0, second: 3.0, f"96 {second}": 1.0})
     rule = DeltaRule(told, DeltaShape(1, 16, 2, 16), torch.float32, 128)
     assert [rule.name(rows) for rows in (1, 64, 65, 96, 97, 128, 5000)] == [
         *(first, first, second, second, first, first, first)
@@ -231,13 +247,9 @@ def test_kernels_are_launched_early_where_that_is_faster_and_right(
         def run(self, kernels: Kernels, _: int = 0) -> torch.Tensor:
             return torch.ones(3) * (1 if kernels is FUSED or right else 2)
 
-    class Told(_Told):
-        def compare(self, question: str, candidates: Mapping[str, Callable[[int], object]]) -> Times:
-            return {name: times[name] for name in candidates}
-
     monkeypatch.setattr("jevany_backend.engine.early_choice._Chain", Chain)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    kernels = choose_launch(Told({}), DeltaShape(1, 16, 2, 16), torch.bfloat16)
+    kernels = choose_launch(Told(times), DeltaShape(1, 16, 2, 16), torch.bfloat16)
     assert (kernels is not FUSED) == early
     assert (getattr(kernels.swiglu, "keywords", {}) == {"early": True}) == early
     assert choose_launch(Measured(CPU), DeltaShape(1, 16, 2, 16), torch.bfloat16) is FUSED
