@@ -149,6 +149,11 @@ def _single_token(tokenizer: PreTrainedTokenizerBase, label: str) -> int | None:
     return ids[0] if len(ids) == 1 and tokenizer.decode(ids) == label else None
 
 
+# From this multiple of a limit on, how far a request is over it is not worth counting.
+_FAR_OVER = 2
+_SHORT_TOKEN = 4  # Characters of an ordinary text's token.
+
+
 @dataclass(frozen=True)
 class Limits:
     """The most tokens a request may have. What is over is refused, never cut.
@@ -193,6 +198,10 @@ def _splitter(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
     return lambda text: backend.encode(text, add_special_tokens=False).ids
 
 
+def _far_too_long(path: str, most: int) -> TooLong:
+    return TooLong(f"{path}: more than {_FAR_OVER * most} tokens; the limit is {most}")
+
+
 class RowEncoder:
     """Turns a state and a question into a row of token ids.
 
@@ -234,21 +243,24 @@ class RowEncoder:
         """
         state_id, question_id, option_id, end_option_id, decide_id = self.delimiters.ids
         options = self._option_texts(question, path)
-        ids = [state_id, *self.tokens(render(state), "state")]
+        most = self.limits.row_tokens
+        ids = [state_id, *self.tokens(render(state), "state", self.limits.state_tokens)]
         if len(ids) > self.limits.state_tokens:
             raise TooLong(f"state: {len(ids)} tokens; the limit is {self.limits.state_tokens}")
         ids.append(question_id)
-        ids.extend(self.tokens(render(question.instructions), f"{path}.instructions"))
+        ids.extend(self.tokens(render(question.instructions), f"{path}.instructions", most))
         option_ends = []
         for option in options:
+            if len(ids) > _FAR_OVER * most:
+                raise _far_too_long(path, most)
             ids.append(option_id)
-            ids.extend(self.tokens(option, f"{path}.criteria"))
+            ids.extend(self.tokens(option, f"{path}.criteria", most))
             option_ends.append(len(ids))
             ids.append(end_option_id)
         decide = len(ids)
         ids.append(decide_id)
-        if len(ids) > self.limits.row_tokens:
-            raise TooLong(f"{path}: {len(ids)} tokens with its state; the limit is {self.limits.row_tokens}")
+        if len(ids) > most:
+            raise TooLong(f"{path}: {len(ids)} tokens with its state; the limit is {most}")
         return Row(ids, decide, option_ends)
 
     def _option_texts(self, question: Question, path: str) -> list[str]:
@@ -261,14 +273,30 @@ class RowEncoder:
             )
         return [f"{label}: {text}" for label, text in zip(self.labels, texts, strict=False)]
 
-    def tokens(self, text: str, path: str = "text") -> list[int]:
+    def tokens(self, text: str, path: str, most: int) -> list[int]:
         """Return the token ids of a caller's text, in which no delimiter can occur.
 
+        A text that is far too long is not split to its end, which for some megabytes takes seconds in which nobody else
+        is answered.
+
+        Args:
+            text: The text.
+            path: Its place in the request, for error messages.
+            most: How many tokens the request may have.
+
         Raises:
+            TooLong: There are more than twice as many tokens. A text with fewer is left to the caller to judge.
             InvalidRequest: The tokenizer reads a delimiter even in the escaped text, as one that folds case or
                 Unicode forms may.
         """
-        ids = self._split(self.escape(text))
+        text = self.escape(text)
+        # Where a text is cut, a few tokens come out otherwise than in the whole, but not every other one of them.
+        begin = most * _SHORT_TOKEN
+        while begin < len(text):
+            if len(self._split(text[:begin])) > _FAR_OVER * most:
+                raise _far_too_long(path, most)
+            begin *= 4
+        ids = self._split(text)
         if not self._delimiter_ids.isdisjoint(ids):
             raise InvalidRequest(path, "this model's tokenizer reads a delimiter in the text")
         return ids

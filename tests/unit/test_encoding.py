@@ -155,7 +155,7 @@ def test_an_encoder_keeps_nothing_from_the_row_before() -> None:
 
 
 def test_unknown_characters_are_the_tokenizer_s_matter() -> None:
-    assert encoder().tokens("aЖb") == [ord("a"), UNKNOWN, ord("b")]
+    assert encoder().tokens("aЖb", "state", 100) == [ord("a"), UNKNOWN, ord("b")]
 
 
 TINY = AutoTokenizer.from_pretrained(Path(__file__).parents[2] / "model_repository" / "jevany-tiny" / "1" / "base")
@@ -167,14 +167,14 @@ SPLIT = characters([*QWEN, "<s>"], split_special_tokens=True)
 def test_a_text_is_split_as_transformers_splits_it(tokenizer: Any, parts: list[str]) -> None:
     text = "".join(parts)
     rows = RowEncoder(tokenizer, find_delimiters(tokenizer))
-    assert rows.tokens(text) == tokenizer(rows.escape(text), add_special_tokens=False)["input_ids"]
+    assert rows.tokens(text, "state", 1000) == tokenizer(rows.escape(text), add_special_tokens=False)["input_ids"]
     assert rows.count_tokens(text) == len(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 # Limits.
 
 
-@pytest.mark.parametrize(("length", "fits"), [(8, True), (9, True), (10, False), (100_000, False)])
+@pytest.mark.parametrize(("length", "fits"), [(8, True), (9, True), (10, False), (19, False)])
 def test_a_state_is_counted_with_its_delimiter(length: int, fits: bool) -> None:
     rows = encoder(limits=Limits(state_tokens=10, row_tokens=1_000_000))
 
@@ -221,6 +221,44 @@ def test_a_row_over_its_limit_names_both_numbers() -> None:
 def test_a_state_over_its_limit_is_named_before_the_row() -> None:
     with pytest.raises(TooLong, match=r"^state: 11 tokens; the limit is 8$"):
         encoder(limits=Limits(state_tokens=8, row_tokens=8)).encode("s" * 10, Noul())
+
+
+@pytest.mark.parametrize("place", ["state", "instructions", "one option", "many options"])
+def test_a_request_far_over_its_limit_is_not_split_to_its_end(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    split: list[int] = []
+    rows = encoder(limits=Limits(state_tokens=100, row_tokens=200))
+    whole = rows._split
+
+    def counted(text: str) -> list[int]:
+        split.append(len(text))
+        return whole(text)
+
+    monkeypatch.setattr(rows, "_split", counted)
+    long = "x" * 1_000_000
+    requests: dict[str, tuple[str, Question, str, int]] = {
+        "state": (long, Noul(), "state", 100),
+        "instructions": ("", Noul(long), "question.instructions", 200),
+        "one option": ("", Choice("", {"a": None, long: None}), "question.criteria", 200),
+        "many options": ("", Choice("", {f"{number:4}{'x' * 96}": None for number in range(4096)}), "question", 200),
+    }
+    state, question, path, most = requests[place]
+    with pytest.raises(TooLong) as caught:
+        rows.encode(state, question)
+    assert caught.value.message == f"{path}: more than {2 * most} tokens; the limit is {most}"
+    assert sum(split) < 1000
+
+
+@pytest.mark.parametrize("tokenizer", [TINY, utf8_bytes(QWEN)], ids=["tiny", "bytes"])
+@given(
+    st.text(st.sampled_from("ab1 .\n<>|é😀") | st.characters(codec="utf-8")), st.integers(1, 200), st.integers(1, 30)
+)
+def test_no_text_within_twice_its_limit_is_refused_uncounted(tokenizer: Any, text: str, times: int, most: int) -> None:
+    rows = RowEncoder(tokenizer, find_delimiters(tokenizer))
+    exact = rows.tokens(text * times, "state", 10**9)
+    try:
+        assert rows.tokens(text * times, "state", most) == exact
+    except TooLong:
+        assert len(exact) > 2 * most - 8  # What a cut changes at its end.
 
 
 def test_the_limits_by_default() -> None:

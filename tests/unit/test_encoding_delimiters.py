@@ -363,4 +363,4 @@ def test_a_delimiter_that_no_escape_stops_is_refused(tokenizer: PreTrainedTokeni
 
 
 def test_full_width_signs_are_other_characters_elsewhere() -> None:
-    assert ENCODERS["qwen"].tokens("\uff1c|box_end|\uff1e") == [UNKNOWN, *b"|box_end|", UNKNOWN]
+    assert ENCODERS["qwen"].tokens("\uff1c|box_end|\uff1e", "state", 100) == [UNKNOWN, *b"|box_end|", UNKNOWN]
