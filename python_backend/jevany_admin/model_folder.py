@@ -121,9 +121,9 @@ instance_group [
 # What the weights are served in: float32 or bfloat16.
 {_parameter("dtype", dtype)}
 
-# How it runs: automatic is transformers (on a GPU sdpa: fused attention, and kernels where they are installed; on the
-# CPU reference). engine, our own forward pass for the Qwen3.5 family, is opt-in: it has not yet been measured on a GPU,
-# and only its name chooses it. default, kernels and graphs are other ways to run transformers, for comparison.
+# How it runs: automatic is the fastest way that is proven for the model: on a GPU engine, our own forward pass in CUDA
+# graphs, for the Qwen3.5 family in bfloat16, and sdpa (transformers with fused attention) for others; on the CPU
+# reference (transformers). default, kernels, sdpa and graphs are ways to run transformers, for comparison.
 {_parameter("engine", "automatic")}
 
 # The most tokens a request may have; longer ones are refused, never cut.

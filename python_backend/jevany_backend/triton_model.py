@@ -66,11 +66,11 @@ class TritonPythonModel:
         try:
             _check_stub()
             settings = read_settings(args)
-            self.model = load_model(settings)
+            self.model, mode = load_model(settings)
             _warm_up(self.model)
             self.metrics = Metrics(
                 {"model": settings.name, "version": args["model_version"], "instance": args["model_instance_name"]},
-                choose_mode(settings.engine, settings.device),
+                mode,
                 random_weights=settings.random_weights,
                 counters=getattr(self.model.engine, "counters", None),
             )
@@ -128,8 +128,11 @@ class TritonPythonModel:
         )
 
 
-def load_model(settings: Settings) -> DecisionModel:
+def load_model(settings: Settings) -> tuple[DecisionModel, str]:
     """Load a decision model step by step, with one log line a step.
+
+    Returns:
+        The model, and the mode that its engine runs in.
 
     Raises:
         CheckpointError: The checkpoint or its base cannot be served.
@@ -161,10 +164,10 @@ def load_model(settings: Settings) -> DecisionModel:
     parameters = sum(parameter.numel() for parameter in text_model.parameters())
     step.done(f"weights ready: {parameters:,} parameters, {settings.dtype}, on {settings.device}")
     encoder = RowEncoder(files.tokenizer, files.delimiters, files.labels, limits)
-    mode = choose_mode(settings.engine, settings.device)
+    mode = choose_mode(settings.engine, settings.device, settings.dtype, files.config.model_type)
     engine = build_engine(mode, text_model, readout, limits.row_tokens)
     step.done(f"engine {mode} ready")
-    return DecisionModel(settings.name, encoder, engine, random_weights=settings.random_weights)
+    return DecisionModel(settings.name, encoder, engine, random_weights=settings.random_weights), mode
 
 
 def _warm_up(model: DecisionModel) -> None:

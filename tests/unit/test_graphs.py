@@ -163,12 +163,15 @@ def test_every_mode_answers_alike() -> None:
         np.testing.assert_allclose(engine.probabilities(row(40)), expected, rtol=1e-3, atol=1e-5, err_msg=mode)
 
 
-def test_our_engine_is_opt_in_while_it_is_not_measured_on_a_gpu() -> None:
-    gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    assert choose_mode(None, gpu) == "sdpa"
-    assert choose_mode(None, cpu) == "reference"
+def test_what_is_proven_for_a_model_runs_it() -> None:
+    gpu, cpu, bf16 = torch.device("cuda"), torch.device("cpu"), torch.bfloat16
+    assert choose_mode(None, gpu, bf16, "qwen3_5_text") == "engine"
+    assert choose_mode(None, gpu, torch.float32, "qwen3_5_text") == "sdpa"
+    assert choose_mode(None, gpu, bf16, "muse_glimmer_text") == choose_mode(None, gpu, bf16, "gemma4_text") == "sdpa"
+    assert choose_mode(None, cpu, bf16, "qwen3_5_text") == "reference"
     for mode in MODES:
-        assert choose_mode(mode, gpu) == choose_mode(mode, cpu) == mode
+        for device in (gpu, cpu):
+            assert choose_mode(mode, device, bf16, "gemma4_text") == mode
 
 
 @pytest.mark.parametrize(
