@@ -16,6 +16,7 @@ from jevany_bench.machine import Limits
 from jevany_bench.models import find_candidate
 from jevany_bench.panel import read_panel, synthetic_row
 from jevany_bench.protocol import Samples, changes, measure
+from jevany_bench.report import main as report
 from jevany_bench.report import table
 from jevany_bench.result import check
 from jevany_tiny.panel import main as write_panel
@@ -132,6 +133,18 @@ def test_our_engine_answers_held_out_decisions_as_transformers_do(tmp_path: Path
         assert moved["rows"] == 100
         assert moved["argmax_changes"] == 0
         assert 0 < moved["largest_probability_change"] < 1e-4
+
+
+def test_the_readme_has_the_speed_table_of_the_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        report([str(ROOT / "loadtest" / "results" / f"bench-h200-{name}.json") for name in ("jevany-27b", "jevany-4b")])
+        == 0
+    )
+    table_of_results = capsys.readouterr().out
+    assert table_of_results.count("\n") == 6
+    assert table_of_results in (ROOT / "README.md").read_text()
+    (tmp_path / "broken.json").write_text("{}")
+    assert report([str(tmp_path / "broken.json")]) == 2
 
 
 def test_random_weights_need_the_lengths_of_the_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -166,3 +167,10 @@ def test_kind_model_is_refused(tmp_path: Path) -> None:
         SettingsError, match=r"^instance_group: kind MODEL leaves open where the model runs; write KIND_GPU"
     ):
         _settings(config, "MODEL", "0", tmp_path)
+
+
+def test_the_readme_gives_the_measured_memory() -> None:
+    root = REPOSITORY.parent
+    measured = json.loads((root / "loadtest" / "results" / "released-models-variants.json").read_text())
+    rows = re.findall(r"^\| `(jevany-[^`]+)` \| SimpleJev/.* \| ([0-9.]+) \|$", (root / "README.md").read_text(), re.M)
+    assert dict(rows) == {name: f"{measured[name]['device_GB_peak']:.1f}" for name in RELEASES}
