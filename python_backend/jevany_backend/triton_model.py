@@ -27,6 +27,7 @@ from jevany_backend.checkpoint import (
 )
 from jevany_backend.decision_model import DecisionModel
 from jevany_backend.encoding import Limits, RowEncoder
+from jevany_backend.engine.cpu_threads import choose_threads
 from jevany_backend.engine.modes import build_engine, choose_mode
 from jevany_backend.engine.reference import hide_gpu_kernels
 from jevany_backend.metrics import Metrics
@@ -67,7 +68,7 @@ class TritonPythonModel:
             _check_stub()
             settings = read_settings(args)
             self.model, mode = load_model(settings)
-            _warm_up(self.model)
+            _warm_up(self.model, settings.device)
             self.metrics = Metrics(
                 {"model": settings.name, "version": args["model_version"], "instance": args["model_instance_name"]},
                 mode,
@@ -170,10 +171,13 @@ def load_model(settings: Settings) -> tuple[DecisionModel, str]:
     return DecisionModel(settings.name, encoder, engine, random_weights=settings.random_weights), mode
 
 
-def _warm_up(model: DecisionModel) -> None:
+def _warm_up(model: DecisionModel, device: torch.device) -> None:
     step = _StepLog()
     body = b'{"state": "warm-up", "question": {"type": "noul", "instructions": "Is this the warm-up?"}}'
     model.decide(parse_request(body))
+    if device.type == "cpu":
+        threads = choose_threads(lambda: model.decide(parse_request(body)))
+        log.info("computes on %d %s", threads, "thread" if threads == 1 else "threads")
     step.done("first decision made: ready")
 
 
