@@ -55,7 +55,7 @@ def test_three_bad_requests_of_a_batch_leave_five_answers(repository: Path) -> N
     errors = [outcome.message() for outcome in outcomes if isinstance(outcome, InferenceServerException)]
     assert errors == [
         "invalid_request: request: not JSON: Expecting value at line 1 column 11",
-        "context_length_exceeded: state: 25001 tokens; the limit is 4096",
+        "context_length_exceeded: state: more than 8192 tokens; the limit is 4096",
         "invalid_request: questions.team.type: unknown type 'ranking'; needs one of noul, choice, score",
     ]
     answers = [
