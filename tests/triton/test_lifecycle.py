@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -151,7 +152,8 @@ def _reason_for_not_loading(repository: Path) -> str:
         ('"float32"', '"float8"', r"small: parameter dtype: 'float8' is not one of float32, bfloat16"),
         ('"max_state_tokens"', '"max_states"', r"small: parameter max_states: unknown; there are adapter, base, .*"),
         ('"8192"', '"-1"', r"small: parameter max_state_tokens: '-1' is not a positive whole number"),
-        ('/adapter"', '/nowhere"', r"small: adapter: no directory '.*/nowhere', and that is not a Hub name .*"),
+        ('1/checkpoint"', '1/nowhere"', r"small: adapter: no directory '1/nowhere', and that is not a Hub name .*"),
+        ('"1/base"', '"/data/base"', r"small: parameter base: '/data/base' starts outside the model's folder, .*"),
     ],
 )
 def test_a_bad_setting_is_named_in_one_line(repository: Path, old: str, new: str, reason: str) -> None:
@@ -160,6 +162,21 @@ def test_a_bad_setting_is_named_in_one_line(repository: Path, old: str, new: str
     assert old in text
     config.write_text(text.replace(old, new, 1))
     assert re.fullmatch(reason, _reason_for_not_loading(repository))
+
+
+def test_callers_are_not_let_in_before_every_model_is_loaded(repository: Path) -> None:
+    # The reason why a model did not load has paths in it, and Triton's index of the models would show it to them.
+    broken = repository / "broken"
+    shutil.copytree(repository / "small", broken, symlinks=True)
+    text = (broken / "config.pbtxt").read_text()
+    (broken / "config.pbtxt").write_text(text.replace('"small"', '"broken"').replace('"float32"', '"float8"'))
+    with TritonServer(repository, ["small", "broken"], ports=FREE_PORTS, log=io.BytesIO()) as server:
+        while server.process.poll() is None:
+            with socket.socket() as caller:
+                assert caller.connect_ex((server.host, server.ports.http)) != 0
+            time.sleep(0.02)
+        with pytest.raises(ServerError, match=r"broken: parameter dtype: 'float8' is not one of float32, bfloat16"):
+            server.wait_until_ready(60)
 
 
 def test_a_broken_weight_file_stops_the_load(repository: Path) -> None:
