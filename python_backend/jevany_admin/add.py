@@ -43,7 +43,9 @@ class Added:
         yield f"  readout     {readout}, temperature {files.head.temperature:g}"
         yield f"  device      {self.device}"
         yield f"  memory      {self.need}"
-        if self.device.type == "cpu" or (torch.cuda.is_available() and self.device.index < torch.cuda.device_count()):
+        if self.device.type == "cuda" and self.device.index >= torch.cuda.device_count():
+            yield f"warning: this machine has no GPU {self.device.index}; a model for its CPU is added with --cpu"
+        else:
             free, total = free_memory(self.device)
             verdict = "fits" if self.need.total <= free else "does NOT fit now"
             yield f"              {verdict}: {free / GB:.1f} GB of {total / GB:.1f} are free here"

@@ -79,6 +79,10 @@ class TritonPythonModel:
         except torch.cuda.OutOfMemoryError as error:
             message = f"{args['model_name']}: out of GPU memory: {first_line(error)}"
             raise pb_utils.TritonModelException(message) from None
+        except Exception as error:
+            log.exception("cannot be loaded")
+            message = f"{args['model_name']}: {type(error).__name__}: {first_line(error)}; the log has the traceback"
+            raise pb_utils.TritonModelException(message) from None
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answer a batch of requests, each with its own answer or its own error.

@@ -357,7 +357,7 @@ def _variant(
                 [name],
                 ports=Ports(0, 0, 0),
                 log=log,
-                random_weights=True,
+                weights="random",
                 installation=installation,
             ) as server:
                 server.wait_until_ready(max(deadline - time.monotonic(), 1))

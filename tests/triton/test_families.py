@@ -109,7 +109,7 @@ def test_random_weights_say_so_in_every_answer_log_line_and_metric(tmp_path: Pat
     (model / "config.pbtxt").write_text(config)
     with (
         (tmp_path / "log").open("wb") as log,
-        TritonServer(tmp_path / "models", ["any"], ports=FREE_PORTS, log=log, random_weights=True) as server,
+        TritonServer(tmp_path / "models", ["any"], ports=FREE_PORTS, log=log, weights="random") as server,
     ):
         server.wait_until_ready(300)
         with Client(server.grpc_url, "any") as client:

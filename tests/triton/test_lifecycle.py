@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import shutil
@@ -70,9 +71,9 @@ def test_a_killed_server_leaves_no_process_and_no_shared_memory(repository: Path
     assert not _ours_in_shared_memory(os.getpid(), server.ports.grpc)
 
 
-def _serve(repository: Path) -> subprocess.Popen[str]:
+def _serve(repository: Path, *under: str) -> subprocess.Popen[str]:
     free_ports = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
-    command = [sys.executable, "-m", "jevany_server", "small", "--repository", str(repository), *free_ports]
+    command = [*under, sys.executable, "-m", "jevany_server", "small", "--repository", str(repository), *free_ports]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -81,15 +82,35 @@ def _wait_until_serving(process: subprocess.Popen[str]) -> None:
     assert any("Ctrl-C stops the server" in line for line in process.stderr)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_the_command_and_its_server(repository: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_stops_the_command_and_its_server(
+    repository: Path, number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     process = _serve(repository)
     _wait_until_serving(process)
+    assert len(list(temporary.glob("jevany-triton-*"))) == 1
     process.send_signal(number)
+    process.send_signal(signal.SIGTERM)  # A second one, while the server ends, is not heeded.
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0
     assert errors.splitlines()[-1] == "jevany_server: stopped"
+    assert not list(temporary.iterdir())
+    assert not _processes(str(temporary))
     assert not _ours_in_shared_memory(process.pid)
+
+
+def test_nohup_keeps_a_server_when_its_terminal_goes(repository: Path) -> None:
+    process = _serve(repository, "nohup")
+    _wait_until_serving(process)
+    process.send_signal(signal.SIGHUP)
+    time.sleep(1)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
 
 
 def test_an_interrupted_start_leaves_nothing(repository: Path) -> None:
@@ -177,6 +198,14 @@ def test_callers_are_not_let_in_before_every_model_is_loaded(repository: Path) -
             time.sleep(0.02)
         with pytest.raises(ServerError, match=r"broken: parameter dtype: 'float8' is not one of float32, bfloat16"):
             server.wait_until_ready(60)
+
+
+def test_fields_of_a_base_that_do_not_go_together_are_named(repository: Path) -> None:
+    path = repository.parent / "files" / "base" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 5}))
+    reason = _reason_for_not_loading(repository)
+    assert reason.startswith(f"small: {path}: ")
+    assert "`num_hidden_layers` (5) must be equal to the number of `layer_types` (4)" in reason
 
 
 def test_a_broken_weight_file_stops_the_load(repository: Path) -> None:

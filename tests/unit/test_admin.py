@@ -66,7 +66,9 @@ def test_a_gpu_and_its_dtype(tmp_path: Path, repository: Path, capsys: pytest.Ca
     assert config["instance_group"] == [{"count": 1, "kind": "KIND_GPU", "gpus": [3]}]
     assert parameters(config)["dtype"] == "bfloat16"
     assert "base" not in parameters(config)
-    assert "  device      cuda:3" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert "  device      cuda:3" in lines
+    assert lines[-1] == "warning: this machine has no GPU 3; a model for its CPU is added with --cpu"
 
 
 def test_a_relative_directory_with_quotes_is_linked(

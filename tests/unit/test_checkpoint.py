@@ -132,6 +132,14 @@ def _with_config(**changes: Any) -> Callable[[MadeCheckpoint], None]:
     return change
 
 
+def _with_base_config(**changes: Any) -> Callable[[MadeCheckpoint], None]:
+    def change(made: MadeCheckpoint) -> None:
+        path = made.base / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return change
+
+
 def _with_head(**changes: Any) -> Callable[[MadeCheckpoint], None]:
     def change(made: MadeCheckpoint) -> None:
         path = made.adapter / "head.pt"
@@ -187,6 +195,11 @@ UP_A = "base_model.model.layers.0.mlp.up_proj.lora_A.weight"
         (_overwritten("adapter", "adapter_config.json", b"{"), r"adapter_config\.json: not JSON"),
         (_overwritten("adapter", "adapter_model.safetensors", b"\x00" * 9), r"adapter_model\.safetensors: not a safet"),
         (_overwritten("base", "config.json", b"{}"), r"config\.json: "),
+        (
+            _with_base_config(num_hidden_layers=5),
+            r"config\.json: .*`num_hidden_layers` \(5\) must be equal to the numb",
+        ),
+        (_with_base_config(hidden_act="wish"), r"config\.json: .*wish"),
         (_overwritten("base", "model.safetensors", b"\xff" * 9), r"model\.safetensors: not a safetensors file"),
         (_with_config(peft_type="IA3"), r"peft_type is 'IA3'; only LORA adapters are served"),
         (_with_config(use_dora=True), r"use_dora = True is not supported"),
