@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from jevany_server.backend_processes import find_backend_processes
 from jevany_server.installation import ServerError
@@ -211,6 +212,15 @@ def test_fields_of_a_base_that_do_not_go_together_are_named(repository: Path) ->
 def test_a_broken_weight_file_stops_the_load(repository: Path) -> None:
     (repository.parent / "files" / "base" / "model.safetensors").write_bytes(b"not weights")
     assert "model.safetensors: not a safetensors file" in _reason_for_not_loading(repository)
+
+
+def test_weights_that_are_no_numbers_are_named(repository: Path) -> None:
+    path = repository.parent / "files" / "base" / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.norm.weight"].fill_(torch.nan)
+    save_file(tensors, path, {"format": "pt"})
+    reason = f"small: {path}: model.norm.weight holds NaN or infinite values"
+    assert _reason_for_not_loading(repository) == reason
 
 
 def test_a_head_file_with_code_in_it_does_not_run(repository: Path, tmp_path: Path) -> None:
