@@ -29,7 +29,7 @@ from jevany_backend.decision_model import DecisionModel
 from jevany_backend.encoding import Limits, RowEncoder
 from jevany_backend.engine.modes import build_engine, choose_mode
 from jevany_backend.engine.reference import hide_gpu_kernels
-from jevany_backend.metrics import Metrics
+from jevany_backend.metrics import CANCELLED, Metrics
 from jevany_backend.protocol import DecisionError, InternalError, InvalidRequest, OutOfMemory, parse_request
 from jevany_backend.settings import Settings, SettingsError, read_settings
 
@@ -107,22 +107,23 @@ class TritonPythonModel:
 
     def _respond(self, request: Any) -> Any:
         if request.is_cancelled():
+            self.metrics.failed(CANCELLED)
             error = pb_utils.TritonError("cancelled by the caller", pb_utils.TritonError.CANCELLED)
             return pb_utils.InferenceResponse(output_tensors=[], error=error)
         try:
             reply = self.model.decide(parse_request(_request_body(request)))
         except DecisionError as refusal:
-            return _failure(refusal)
+            return self._failure(refusal)
         except torch.cuda.OutOfMemoryError:
             log.exception("out of GPU memory")
-            return _failure(
+            return self._failure(
                 OutOfMemory("the GPU has no memory left for this request; try again, or send a shorter one")
             )
         except Exception:
             # The caller gets a reference, the log gets the story: tracebacks and paths stay on the server.
             reference = secrets.token_hex(4)
             log.exception("internal error %s", reference)
-            return _failure(InternalError(f"the server failed; its log has the reason under {reference}"))
+            return self._failure(InternalError(f"the server failed; its log has the reason under {reference}"))
         body = json.dumps(reply.body, ensure_ascii=False).encode()
         return pb_utils.InferenceResponse(
             output_tensors=[
@@ -130,6 +131,11 @@ class TritonPythonModel:
                 pb_utils.Tensor("PROBABILITIES", reply.probabilities[np.newaxis]),
             ]
         )
+
+    def _failure(self, error: DecisionError) -> Any:
+        self.metrics.failed(error.code)
+        triton_error = pb_utils.TritonError(error.wire_text(), getattr(pb_utils.TritonError, _TRITON_CODES[error.code]))
+        return pb_utils.InferenceResponse(output_tensors=[], error=triton_error)
 
 
 def load_model(settings: Settings) -> DecisionModel:
@@ -183,11 +189,6 @@ def _request_body(request: Any) -> bytes:
     if elements.size != 1:
         raise InvalidRequest("REQUEST", f"{elements.size} elements; one request carries one question")
     return elements.reshape(-1)[0]
-
-
-def _failure(error: DecisionError) -> Any:
-    triton_error = pb_utils.TritonError(error.wire_text(), getattr(pb_utils.TritonError, _TRITON_CODES[error.code]))
-    return pb_utils.InferenceResponse(output_tensors=[], error=triton_error)
 
 
 def _check_stub() -> None:

@@ -214,7 +214,6 @@ UP_A = "base_model.model.layers.0.mlp.up_proj.lora_A.weight"
         (_cut_off("adapter", "head.pt", 0.1), r"head\.pt: not a torch\.save file, or cut off or damaged"),
         (_cut_off("adapter", "head.pt", 0.5), r"head\.pt: not a torch\.save file, or cut off or damaged"),
         (_cut_off("adapter", "head.pt", 0.99), r"head\.pt: not a torch\.save file, or cut off or damaged"),
-        (_without("adapter", "tokenizer.json"), r"adapter/tokenizer\.json: missing"),
         (_cut_off("adapter", "tokenizer.json", 0.5), r"adapter/tokenizer\.json: not JSON, or cut off: "),
         (_overwritten("adapter", "tokenizer.json", b"{}"), r"adapter/tokenizer\.json: no tokenizer can be made of it"),
         (_overwritten("adapter", "tokenizer.json", b"[]"), r"adapter/tokenizer\.json: not a JSON object"),
