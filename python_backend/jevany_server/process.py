@@ -31,6 +31,8 @@ WATCH_SECONDS = 1
 # "model-repository" stays open for its index, which lists the models; --model-control-mode=none refuses its loading and
 # unloading, and Triton cannot restrict the one without the other.
 RESTRICTED_APIS = ("shared-memory", "logging", "trace")
+# An error of Triton's that is none where no model runs on a GPU; no option of Triton's silences it.
+_NO_DRIVER = b'"CudaDriverHelper has not been initialized."'
 _PR_SET_PDEATHSIG = 1
 
 
@@ -100,19 +102,21 @@ def _is_heeded(number: signal.Signals) -> bool:
     return signal.getsignal(number) != signal.SIG_IGN
 
 
-def _check_gpus(folder: Path) -> None:
-    """Check that the GPUs of a model's ``config.pbtxt`` are here, which Triton would say after loading for long.
+def _runs_on_cpu(folder: Path) -> bool:
+    """Return whether a model runs on the CPU alone, by its ``config.pbtxt``; where it does not, check its GPUs.
+
+    Triton or the model would miss them only after they have begun to load.
 
     Raises:
-        ServerError: One is not.
+        ServerError: A GPU is not here.
     """
     try:
         groups = read_config(folder).get("instance_group", [])
     except AdminError:
-        return  # What Triton cannot read either, it refuses itself, with the line.
+        return False  # Unknown. What Triton cannot read either, it refuses itself, with the line.
     gpus = [gpu for group in groups if group.get("kind") == "KIND_GPU" for gpu in group.get("gpus", [0])]
     if not gpus:
-        return
+        return all(group.get("kind") == "KIND_CPU" for group in groups)
     # It takes seconds to import, which only a model for a GPU needs.
     import torch
 
@@ -122,6 +126,7 @@ def _check_gpus(folder: Path) -> None:
             f"{folder.name} runs on GPU {max(gpus)}, and PyTorch sees {count} GPUs here; "
             "instance_group in its config.pbtxt says where it runs"
         )
+    return False
 
 
 class TritonServer:
@@ -159,6 +164,7 @@ class TritonServer:
         self.models = list(models)
         self.host = host
         self._check_models(repository)
+        self._on_cpu = {_runs_on_cpu(repository / name) for name in self.models} == {True}
         installation = installation or find_installation()
         self.ports = (ports or Ports()).chosen(host)
         self._temporary = tempfile.TemporaryDirectory(prefix="jevany-triton-")
@@ -185,7 +191,7 @@ class TritonServer:
             preexec_fn=stop_when_parent_dies,
         )
         self._backends: list[BackendProcess] = []
-        self._log = _LogPump(self.process, log or sys.stderr.buffer)
+        self._log = _LogPump(self.process, log or sys.stderr.buffer, without=_NO_DRIVER if self._on_cpu else None)
 
     def _check_models(self, repository: Path) -> None:
         have = sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
@@ -194,7 +200,6 @@ class TritonServer:
                 raise ServerError(f"no model {name!r} in {repository}; there are {', '.join(have) or 'none'}")
             if name in self.models[:number]:
                 raise ServerError(f"model {name!r} is named twice")
-            _check_gpus(repository / name)
 
     def _arguments(self, repository: Path, backends: Path) -> list[str]:
         # Triton opens a restricted API to callers who know a key. Nobody is told this one, though who may list this
@@ -215,6 +220,8 @@ class TritonServer:
             f"--grpc-port={self.ports.grpc}",
             f"--metrics-address={self.host}",
             f"--metrics-port={self.ports.metrics}",
+            # It would look for a driver, to measure GPUs that no model uses and copy to them, and warn of there being none.
+            *(["--allow-gpu-metrics=false", "--pinned-memory-pool-byte-size=0"] if self._on_cpu else []),
         ]
 
     @property
@@ -301,13 +308,14 @@ def stop_when_parent_dies() -> None:
 
 
 class _LogPump:
-    """Copies a server's log to a stream and keeps the reason why a model did not load."""
+    """Copies a server's log to a stream, without the lines that end in one text, and keeps why a model did not load."""
 
     _REASON = re.compile(rb"failed to load '.*?' version .*?: (?:\w+: )?(?:TritonModelException: )?(.*?)(?:\\n|\"?$)")
 
-    def __init__(self, process: subprocess.Popen[bytes], stream: IO[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], stream: IO[bytes], without: bytes | None) -> None:
         self._source = process.stdout
         self._stream = stream
+        self._without = without
         self._failure: bytes | None = None
         self._thread = threading.Thread(target=self._copy, name="triton-log", daemon=True)
         self._thread.start()
@@ -317,6 +325,8 @@ class _LogPump:
         for line in self._source:
             if self._failure is None and (match := self._REASON.search(line)):
                 self._failure = match[1]
+            if self._without is not None and line.rstrip().endswith(self._without):
+                continue
             # A log that can no longer be written must not stop the server.
             with contextlib.suppress(OSError, ValueError):
                 self._stream.write(line)

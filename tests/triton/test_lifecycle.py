@@ -63,6 +63,15 @@ def test_a_stopped_server_leaves_no_process_and_no_shared_memory(repository: Pat
     assert not _ours_in_shared_memory(os.getpid(), server.ports.grpc)
 
 
+def test_a_start_on_the_cpu_alarms_nobody(repository: Path) -> None:
+    log = io.BytesIO()
+    with TritonServer(repository, ["small"], ports=FREE_PORTS, log=log) as server:
+        server.wait_until_ready(60)
+    lines = log.getvalue().decode().splitlines()
+    assert any("loading: small:1" in line for line in lines)
+    assert not [line for line in lines if re.match(r"[EW]\d{4} |Error", line)]
+
+
 def test_a_killed_server_leaves_no_process_and_no_shared_memory(repository: Path) -> None:
     with TritonServer(repository, ["small"], ports=FREE_PORTS, log=io.BytesIO()) as server:
         server.wait_until_ready(60)
