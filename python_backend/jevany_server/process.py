@@ -220,7 +220,7 @@ class TritonServer:
             f"--grpc-port={self.ports.grpc}",
             f"--metrics-address={self.host}",
             f"--metrics-port={self.ports.metrics}",
-            # It would look for a driver, to measure GPUs that no model uses and copy to them, and warn of there being none.
+            # It would look for a driver, to measure and serve GPUs that no model uses, and warn that there is none.
             *(["--allow-gpu-metrics=false", "--pinned-memory-pool-byte-size=0"] if self._on_cpu else []),
         ]
 
