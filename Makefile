@@ -20,6 +20,14 @@ PROTOCOL ?= grpc
 LOAD_FLAGS ?=
 MASTER ?= 127.0.0.1
 
+MODELS := $(sort $(patsubst model_repository/%/config.pbtxt,%,$(wildcard model_repository/*/config.pbtxt)))
+# What may follow `make TARGET` as NAME=value. A mistyped name would go unnoticed, and its default be taken.
+SETTINGS := PYTHON MODEL HOST HTTP_PORT GRPC_PORT METRICS_PORT OUT BENCH_OUT MODES WEIGHTS BENCH_FLAGS LOAD_OUT PANEL MODE \
+	RATE P99 PROTOCOL LOAD_FLAGS MASTER FORMAT FILES PIP_% HF_%
+GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name)))
+UNKNOWN := $(filter-out $(SETTINGS),$(GIVEN))
+$(if $(UNKNOWN),$(error no setting $(UNKNOWN); there are $(SETTINGS)))
+
 BIN := .venv/bin
 READY := .venv/.ready
 EXTRAS := backend,server,train,loadtest,dev
@@ -45,7 +53,7 @@ demo: $(READY) ## Serve jevany-tiny, ask one question of each type, stop again
 	@exec $(BIN)/python -m jevany_server.demo
 
 serve: $(READY) ## Serve MODEL (jevany-tiny) until Ctrl-C; HOST, HTTP_PORT, GRPC_PORT, METRICS_PORT, WEIGHTS=random
-	@exec $(BIN)/python -m jevany_server $(MODEL) --host $(HOST) $(if $(filter random,$(WEIGHTS)),--random-weights) \
+	@exec $(BIN)/python -m jevany_server $(MODEL) --host $(HOST) $(if $(WEIGHTS),--weights $(WEIGHTS)) \
 		--http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) --metrics-port $(METRICS_PORT)
 
 fetch: $(READY) ## Fetch what MODEL needs into the Hub cache, checked; then HF_HUB_OFFLINE=1 works
@@ -66,12 +74,13 @@ train-tiny: $(READY) ## Train the two jevany-tiny models into OUT (build/tiny); 
 	@exec $(BIN)/python -m jevany_tiny.train --out $(OUT)
 
 bench: $(READY) ## Time MODEL in every mode on the JevBench-shape panel; MODES="graphs engine", WEIGHTS=random
+	@$(if $(filter-out $(MODELS),$(MODEL)),$(error bench: no model $(filter-out $(MODELS),$(MODEL)); there are $(MODELS)))
 	@exec $(BIN)/python -m jevany_bench $(MODEL) $(if $(MODES),--modes $(MODES)) $(if $(WEIGHTS),--weights $(WEIGHTS)) \
 		--out $(BENCH_OUT) $(BENCH_FLAGS)
 
 loadtest: $(READY) ## Measure MODEL behind a server: PANEL, PROTOCOL=http; MODE=open RATE=20, P99=100 finds the highest rate
 	@exec $(BIN)/python -m jevany_loadtest $(MODEL) --mode $(MODE) --panel $(PANEL) --transport $(PROTOCOL) \
-		$(if $(RATE),--rate $(RATE)) $(if $(P99),--search-p99 $(P99)) $(if $(filter random,$(WEIGHTS)),--random-weights) \
+		$(if $(RATE),--rate $(RATE)) $(if $(P99),--search-p99 $(P99)) $(if $(WEIGHTS),--weights $(WEIGHTS)) \
 		--host $(HOST) --http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) --metrics-port $(METRICS_PORT) \
 		--out $(LOAD_OUT) $(LOAD_FLAGS)
 
@@ -79,7 +88,7 @@ load-worker: $(READY) ## Make load for the loadtest of another machine, MASTER
 	@exec $(BIN)/python -m jevany_loadtest.generator open --master-host $(MASTER)
 
 convert-panel: $(READY) ## Make a panel of benchmark files: FORMAT=jevbench FILES="easy.jsonl ..." PANEL=out.jsonl
-	@exec $(BIN)/python -m jevany_loadtest.convert $(FORMAT) $(FILES) --out $(PANEL)
+	@exec $(BIN)/python -m jevany_loadtest.convert $(FORMAT) $(FILES) $(if $(filter-out file,$(origin PANEL)),--out $(PANEL))
 
 report: $(READY) ## Write tables, pages and the figure from the results in LOAD_OUT
 	@exec $(BIN)/python -m jevany_loadtest.report $(LOAD_OUT)

@@ -13,6 +13,7 @@ import torch
 from jevany_admin.model_folder import AdminError, check_name, config_pbtxt, model_py, read_config
 from jevany_backend.checkpoint import CheckpointFiles, memory_need, open_checkpoint, plan
 from jevany_backend.checkpoint.memory import GB, MemoryNeed, free_memory
+from jevany_backend.checkpoint.source import HubReference, parse_reference
 from jevany_backend.settings import Settings, read_settings
 
 
@@ -42,7 +43,9 @@ class Added:
         yield f"  readout     {readout}, temperature {files.head.temperature:g}"
         yield f"  device      {self.device}"
         yield f"  memory      {self.need}"
-        if self.device.type == "cpu" or (torch.cuda.is_available() and self.device.index < torch.cuda.device_count()):
+        if self.device.type == "cuda" and self.device.index >= torch.cuda.device_count():
+            yield f"warning: this machine has no GPU {self.device.index}; a model for its CPU is added with --cpu"
+        else:
             free, total = free_memory(self.device)
             verdict = "fits" if self.need.total <= free else "does NOT fit now"
             yield f"              {verdict}: {free / GB:.1f} GB of {total / GB:.1f} are free here"
@@ -52,7 +55,8 @@ def add_model(checkpoint: str, name: str, repository: Path, base: str | None, gp
     """Write a model's folder, after opening its checkpoint as the server would, without its weights.
 
     Args:
-        checkpoint: A directory, or ``owner/repository[@revision]``, which is downloaded where it is not cached.
+        checkpoint: A directory, to which the folder gets a symbolic link, or ``owner/repository[@revision]``, which is
+            downloaded where it is not cached.
         name: The model's name.
         repository: The directory with the models' folders.
         base: The base, likewise; None for the one that the checkpoint names.
@@ -70,24 +74,32 @@ def add_model(checkpoint: str, name: str, repository: Path, base: str | None, gp
     folder = repository / name
     if folder.exists():
         raise AdminError(f"{folder}: there already; choose another name or remove it")
-    text = config_pbtxt(name, _absolute(checkpoint), None if base is None else _absolute(base), gpu, dtype)
+    places = {"checkpoint": parse_reference(checkpoint, "adapter")}
+    if base is not None:
+        places["base"] = parse_reference(base, "base")
     device = torch.device("cpu") if gpu is None else torch.device("cuda", gpu)
     # Only a model that passed every check gets its name.
     with tempfile.TemporaryDirectory(dir=repository, prefix=".jevany-admin-") as temporary:
         draft = Path(temporary) / "model"
         (draft / "1").mkdir(parents=True)
         (draft / "1" / "model.py").write_text(model_py(), encoding="utf-8")
+        references = {what: _reference(place, draft, f"1/{what}") for what, place in places.items()}
+        text = config_pbtxt(name, references["checkpoint"], references.get("base"), gpu, dtype)
         (draft / "config.pbtxt").write_text(text, encoding="utf-8")
         settings = _settings(draft)
-        files = open_checkpoint(settings.adapter, settings.base, relative_to=folder)
+        files = open_checkpoint(settings.adapter, settings.base, relative_to=draft)
         need = memory_need(files, plan(files, settings.dtype), settings.limits.row_tokens)
         draft.rename(folder)
     return Added(folder, files, need, device)
 
 
-def _absolute(reference: str) -> str:
-    directory = Path(reference).expanduser()
-    return str(directory.resolve()) if directory.is_dir() else reference
+def _reference(place: Path | HubReference, folder: Path, link: str) -> str:
+    """Return what the configuration calls a checkpoint or a base; for a directory, make the link that it names."""
+    # Triton shows the configuration to every caller, and no caller is to learn where this machine has its files.
+    if isinstance(place, HubReference):
+        return place.name
+    (folder / link).symlink_to(place, target_is_directory=True)
+    return link
 
 
 def _settings(folder: Path) -> Settings:

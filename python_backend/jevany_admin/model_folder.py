@@ -113,7 +113,7 @@ instance_group [
   }}
 ]
 
-# The checkpoint: a directory, or owner/repository@revision on the Hub.
+# The checkpoint: a directory, from here, or owner/repository@revision on the Hub.
 {_parameter("adapter", adapter)}
 
 # The base it was trained on; without this line, the one that the checkpoint names.{base_line}

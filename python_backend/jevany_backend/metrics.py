@@ -1,4 +1,8 @@
-"""What Triton's metrics endpoint says of a model beyond Triton's own figures: how it runs and what its graphs did."""
+"""What Triton's metrics endpoint says of a model beyond Triton's own figures.
+
+How it runs, what its graphs did, and the requests that it answered with an error: Triton counts an answered request as
+a success, whatever the answer (server#7713).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from jevany_backend.engine.graphs import Counters
+from jevany_backend.protocol.errors import ERRORS_BY_CODE
 
 # Metric, field of `Counters`, help text. Tokens last: whoever sees those of a row sees all that it did.
 _COUNTERS = (
@@ -19,14 +24,16 @@ _COUNTERS = (
     ("jevany_tokens_total", "tokens", "Tokens of all rows"),
 )
 
+CANCELLED = "cancelled"
 _PERIOD = 1.0
 
 
 class Metrics:
     """The metrics of one instance of a model, which Triton serves until they are closed.
 
-    ``jevany_model_info`` is always 1; its labels say which engine runs and whether the weights are random. The counters
-    are there for engines that capture graphs. They are brought up to date once a second by a thread of their own: each
+    ``jevany_model_info`` is always 1; its labels say which engine runs and whether the weights are random.
+    ``jevany_failed_requests_total`` has a counter for each code of an error, in the label ``error``. The other counters
+    are there for engines that capture graphs. All are brought up to date once a second by a thread of their own: each
     counter costs some 60 microseconds of messages to Triton's process, which no caller shall wait for.
 
     Args:
@@ -42,6 +49,17 @@ class Metrics:
         self._info = family.Metric(labels=info)
         self._info.set(1)
         self._families = [family]
+        family = _family(
+            "jevany_failed_requests_total",
+            "Requests answered with an error, by its code",
+            pb_utils.MetricFamily.COUNTER,
+        )
+        self._families.append(family)
+        self._failures: dict[str, int] = dict.fromkeys((*ERRORS_BY_CODE, CANCELLED), 0)
+        self._published_failures = dict(self._failures)
+        self._failure_metrics: dict[str, Any] = {
+            code: family.Metric(labels={**labels, "error": code}) for code in self._failures
+        }
         self._metrics: dict[str, Any] = {}
         self._counters = counters
         if counters is not None:
@@ -52,15 +70,22 @@ class Metrics:
                 self._metrics[field] = family.Metric(labels=labels)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._keep_publishing, name="jevany metrics", daemon=True)
-        if counters is not None:
-            self._thread.start()
+        self._thread.start()
+
+    def failed(self, code: str) -> None:
+        """Count a request that was answered with an error.
+
+        Args:
+            code: The error's code, or `CANCELLED`.
+        """
+        self._failures[code] += 1
 
     def close(self) -> None:
         """Publish a last time and take the metrics away from Triton's endpoint."""
-        if self._thread.is_alive():
-            self._closing.set()
-            self._thread.join()
+        self._closing.set()
+        self._thread.join()
         self._metrics.clear()
+        self._failure_metrics.clear()
         self._families.clear()
         del self._info
 
@@ -70,7 +95,13 @@ class Metrics:
         self._publish()
 
     def _publish(self) -> None:
-        assert self._counters is not None
+        for code, metric in self._failure_metrics.items():
+            failures = self._failures[code]
+            if more := failures - self._published_failures[code]:
+                metric.increment(more)
+            self._published_failures[code] = failures
+        if self._counters is None:
+            return
         now = dataclasses.replace(self._counters)
         for field, metric in self._metrics.items():
             if more := getattr(now, field) - getattr(self._published, field):

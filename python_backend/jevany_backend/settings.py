@@ -69,8 +69,8 @@ def read_settings(args: Mapping[str, str]) -> Settings:
     settings = Settings(
         name=args["model_name"],
         directory=Path(args["model_repository"]),
-        adapter=reader.text("adapter"),
-        base=reader.text("base", default="") or None,
+        adapter=reader.reference("adapter"),
+        base=reader.reference("base", default="") or None,
         random_weights=reader.one_of("weights", _WEIGHTS, default="checkpoint"),
         dtype=reader.one_of("dtype", DTYPES),
         device=place(args["model_instance_kind"], args["model_instance_device_id"]),
@@ -134,6 +134,15 @@ class _Reader:
         if value is None:
             raise SettingsError(f"parameter {key}: missing")
         return value.strip()
+
+    def reference(self, key: str, default: str | None = None) -> str:
+        value = self.text(key, default)
+        if value.startswith(("/", "~")):
+            raise SettingsError(
+                f"parameter {key}: {value!r} starts outside the model's folder, and Triton shows it to every caller; "
+                "put a symbolic link into the folder and name that"
+            )
+        return value
 
     def one_of(self, key: str, values: Mapping[str, Any], default: str | None = None) -> Any:
         value = self.text(key, default)

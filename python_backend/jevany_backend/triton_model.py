@@ -30,7 +30,7 @@ from jevany_backend.encoding import Limits, RowEncoder
 from jevany_backend.engine.cpu_threads import choose_threads
 from jevany_backend.engine.modes import build_engine, choose_mode
 from jevany_backend.engine.reference import hide_gpu_kernels
-from jevany_backend.metrics import Metrics
+from jevany_backend.metrics import CANCELLED, Metrics
 from jevany_backend.protocol import DecisionError, InternalError, InvalidRequest, OutOfMemory, parse_request
 from jevany_backend.settings import Settings, SettingsError, read_settings
 
@@ -80,6 +80,10 @@ class TritonPythonModel:
         except torch.cuda.OutOfMemoryError as error:
             message = f"{args['model_name']}: out of GPU memory: {first_line(error)}"
             raise pb_utils.TritonModelException(message) from None
+        except Exception as error:
+            log.exception("cannot be loaded")
+            message = f"{args['model_name']}: {type(error).__name__}: {first_line(error)}; the log has the traceback"
+            raise pb_utils.TritonModelException(message) from None
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answer a batch of requests, each with its own answer or its own error.
@@ -104,22 +108,23 @@ class TritonPythonModel:
 
     def _respond(self, request: Any) -> Any:
         if request.is_cancelled():
+            self.metrics.failed(CANCELLED)
             error = pb_utils.TritonError("cancelled by the caller", pb_utils.TritonError.CANCELLED)
             return pb_utils.InferenceResponse(output_tensors=[], error=error)
         try:
             reply = self.model.decide(parse_request(_request_body(request)))
         except DecisionError as refusal:
-            return _failure(refusal)
+            return self._failure(refusal)
         except torch.cuda.OutOfMemoryError:
             log.exception("out of GPU memory")
-            return _failure(
+            return self._failure(
                 OutOfMemory("the GPU has no memory left for this request; try again, or send a shorter one")
             )
         except Exception:
             # The caller gets a reference, the log gets the story: tracebacks and paths stay on the server.
             reference = secrets.token_hex(4)
             log.exception("internal error %s", reference)
-            return _failure(InternalError(f"the server failed; its log has the reason under {reference}"))
+            return self._failure(InternalError(f"the server failed; its log has the reason under {reference}"))
         body = json.dumps(reply.body, ensure_ascii=False).encode()
         return pb_utils.InferenceResponse(
             output_tensors=[
@@ -127,6 +132,11 @@ class TritonPythonModel:
                 pb_utils.Tensor("PROBABILITIES", reply.probabilities[np.newaxis]),
             ]
         )
+
+    def _failure(self, error: DecisionError) -> Any:
+        self.metrics.failed(error.code)
+        triton_error = pb_utils.TritonError(error.wire_text(), getattr(pb_utils.TritonError, _TRITON_CODES[error.code]))
+        return pb_utils.InferenceResponse(output_tensors=[], error=triton_error)
 
 
 def load_model(settings: Settings) -> tuple[DecisionModel, str]:
@@ -186,11 +196,6 @@ def _request_body(request: Any) -> bytes:
     if elements.size != 1:
         raise InvalidRequest("REQUEST", f"{elements.size} elements; one request carries one question")
     return elements.reshape(-1)[0]
-
-
-def _failure(error: DecisionError) -> Any:
-    triton_error = pb_utils.TritonError(error.wire_text(), getattr(pb_utils.TritonError, _TRITON_CODES[error.code]))
-    return pb_utils.InferenceResponse(output_tensors=[], error=triton_error)
 
 
 def _check_stub() -> None:

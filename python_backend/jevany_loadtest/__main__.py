@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +25,8 @@ from jevany_loadtest.server import Server, served
 from jevany_loadtest.targets import TARGETS, compare, good, read_targets
 from jevany_server.__main__ import LOAD_SECONDS
 from jevany_server.installation import ServerError
-from jevany_server.process import Ports
+from jevany_server.process import Ports, end_on_signals
+from jevany_server.ready import port_number
 
 ROOT = Path(__file__).parents[2]
 PANELS = {
@@ -41,8 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.mode == "open" and options.rate is None:
         print("loadtest: --mode open needs --rate, in requests a second", file=sys.stderr)
         return 2
-    # A supervisor's SIGTERM takes the same way out as Ctrl-C.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for name, mode in (("rate", "open"), ("search_p99", "open"), ("resume", "serial")):
+        if getattr(options, name) and options.mode != mode:
+            print(f"loadtest: --{name.replace('_', '-')} is for --mode {mode}", file=sys.stderr)
+            return 2
+    end_on_signals()
     try:
         panel = read_panel(PANELS.get(options.panel) or Path(options.panel))
         targets = read_targets(TARGETS)
@@ -58,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.model,
             options.host,
             Ports(options.http_port, options.grpc_port, options.metrics_port),
-            random_weights=options.random_weights,
+            weights=options.weights,
             log=options.out / "server.log",
             load_seconds=LOAD_SECONDS,
         ) as server:
@@ -209,14 +212,16 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("--search-p99", type=_positive, metavar="MS", help="find the highest rate with this p99")
     group.add_argument("--workers", type=int, default=0, help="processes that make the load; 0: this one's child")
     group.add_argument("--remote-workers", type=int, default=0, help="workers to wait for, from other machines")
-    group.add_argument("--master-port", type=int, default=5557, help="where workers find the master")
+    group.add_argument("--master-port", type=port_number, default=5557, help="where workers find the master")
     group = parser.add_argument_group("server; one is started here if none listens")
     group.add_argument("--host", default="127.0.0.1", help="its address")
-    group.add_argument("--http-port", type=int, default=8000, help="its port for HTTP")
-    group.add_argument("--grpc-port", type=int, default=8001, help="its port for gRPC")
-    group.add_argument("--metrics-port", type=int, default=8002, help="its port for metrics")
+    group.add_argument("--http-port", type=port_number, default=8000, help="its port for HTTP")
+    group.add_argument("--grpc-port", type=port_number, default=8001, help="its port for gRPC")
+    group.add_argument("--metrics-port", type=port_number, default=8002, help="its port for metrics")
     group.add_argument("--repository", type=Path, default=ROOT / "model_repository", help="models to start it with")
-    group.add_argument("--random-weights", action="store_true", help="start it with random weights of the true shapes")
+    group.add_argument(
+        "--weights", choices=("random", "checkpoint"), help="start it with these in the place of what config.pbtxt says"
+    )
     return parser
 
 

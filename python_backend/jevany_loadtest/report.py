@@ -26,6 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="where the result files are")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "report", help="where tables and pictures go")
     options = parser.parse_args(arguments)
+    if not options.folder.is_dir():
+        print(f"report: {options.folder}: no such directory", file=sys.stderr)
+        return 1
     try:
         named = {path.stem: read(path) for path in sorted(options.folder.glob("*.json"))}
         targets = read_targets(TARGETS)

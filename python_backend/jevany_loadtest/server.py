@@ -144,7 +144,7 @@ class Counters:
 
 @contextlib.contextmanager
 def served(
-    repository: Path, model: str, host: str, ports: Ports, *, random_weights: bool, log: Path, load_seconds: float
+    repository: Path, model: str, host: str, ports: Ports, *, weights: str | None, log: Path, load_seconds: float
 ) -> Iterator[Server]:
     """Yield the server that serves a model at an address; where none listens, one that is started and stopped here.
 
@@ -153,7 +153,7 @@ def served(
         model: Its name.
         host: Where to look, and listen.
         ports: Likewise.
-        random_weights: Whether a server that is started gives it random weights.
+        weights: ``random`` or ``checkpoint`` for a server that is started, in the place of what ``config.pbtxt`` says.
         log: Where the log of such a server goes.
         load_seconds: How long such a server may take to load.
 
@@ -168,7 +168,7 @@ def served(
     log.parent.mkdir(parents=True, exist_ok=True)
     with (
         log.open("wb") as stream,
-        TritonServer(repository, [model], host=host, ports=ports, log=stream, random_weights=random_weights) as triton,
+        TritonServer(repository, [model], host=host, ports=ports, log=stream, weights=weights) as triton,
     ):
         triton.wait_until_ready(load_seconds)
         yield Server(host, triton.ports, started_here=True)

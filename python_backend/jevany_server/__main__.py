@@ -1,18 +1,19 @@
 """``python -m jevany_server``: serve models of a repository until interrupted, or until one of them breaks.
 
-Exit code: 0 after Ctrl-C or SIGTERM, 1 if a model does not load or stops working, 2 for a wrong command line.
+Exit code: 0 after Ctrl-C, SIGTERM, SIGHUP or SIGQUIT, 1 if a model does not load or stops working, 2 for a wrong
+command line.
 """
 
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 import time
 from pathlib import Path
 
 from jevany_server.installation import ServerError
-from jevany_server.process import Ports, TritonServer
+from jevany_server.process import Ports, TritonServer, end_on_signals
+from jevany_server.ready import port_number
 
 LOAD_SECONDS = 1800
 
@@ -20,8 +21,7 @@ LOAD_SECONDS = 1800
 def main() -> int:
     """Run the command line; the exit code is 0 after an ordinary stop."""
     options = _parse_arguments()
-    # A supervisor's SIGTERM takes the same way out as Ctrl-C.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    end_on_signals()
     started = time.monotonic()
     try:
         with TritonServer(
@@ -29,7 +29,7 @@ def main() -> int:
             options.model,
             host=options.host,
             ports=Ports(options.http_port, options.grpc_port, options.metrics_port),
-            random_weights=options.random_weights,
+            weights=options.weights,
         ) as server:
             server.wait_until_ready(LOAD_SECONDS)
             _say(f"ready after {time.monotonic() - started:.1f} s: {', '.join(server.models)}")
@@ -53,21 +53,16 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("model", nargs="+", help="model of the repository to serve")
     parser.add_argument("--repository", type=Path, default=Path("model_repository"), help="directory with the models")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--http-port", type=_port, default=8000, help="port for HTTP; 0 takes a free one")
-    parser.add_argument("--grpc-port", type=_port, default=8001, help="port for gRPC; 0 takes a free one")
-    parser.add_argument("--metrics-port", type=_port, default=8002, help="port for metrics; 0 takes a free one")
+    parser.add_argument("--http-port", type=port_number, default=8000, help="port for HTTP; 0 takes a free one")
+    parser.add_argument("--grpc-port", type=port_number, default=8001, help="port for gRPC; 0 takes a free one")
+    parser.add_argument("--metrics-port", type=port_number, default=8002, help="port for metrics; 0 takes a free one")
     parser.add_argument(
-        "--random-weights",
-        action="store_true",
-        help="serve releases with random weights of their true shapes, to measure latency: their answers mean nothing",
+        "--weights",
+        choices=("random", "checkpoint"),
+        help="in the place of what config.pbtxt says; random ones of a release's shape are for measuring latency: "
+        "their answers mean nothing",
     )
     return parser.parse_args()
-
-
-def _port(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) <= 65535):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to 65535")
-    return int(text)
 
 
 def _say(text: str) -> None:

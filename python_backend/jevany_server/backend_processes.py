@@ -41,11 +41,22 @@ class BackendProcess:
         if now.letter not in "ZX":
             return None
         # The server has not asked for the exit status of its child, so the kernel still has it.
-        if os.WIFSIGNALED(now.exit_status):
-            name = signal.Signals(os.WTERMSIG(now.exit_status)).name
-            hint = " (out of memory?)" if name == "SIGKILL" else ""
-            return f"the backend process of {self.instance} was ended by {name}{hint}"
-        return f"the backend process of {self.instance} has ended with exit code {os.WEXITSTATUS(now.exit_status)}"
+        return f"the backend process of {self.instance} {how_it_ended(os.waitstatus_to_exitcode(now.exit_status))}"
+
+
+def how_it_ended(code: int) -> str:
+    """Return in words how a process has ended.
+
+    Args:
+        code: Its exit code; the negative number of the signal that killed it, if one did.
+    """
+    if code >= 0:
+        return f"has ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"  # A real-time signal has no name.
+    return f"was killed by {name}{' (out of memory?)' if name == 'SIGKILL' else ''}"
 
 
 def find_backend_processes(server: int) -> list[BackendProcess]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-import signal
 import sys
 import tempfile
 import time
@@ -16,7 +16,7 @@ from jevany_backend.protocol import JSON
 from jevany_client import Choice, Client, Noul, Question, Score
 from jevany_client.display import print_reply
 from jevany_server.installation import ServerError
-from jevany_server.process import Ports, TritonServer
+from jevany_server.process import Ports, TritonServer, end_on_signals
 
 MODEL = "jevany-tiny"
 REPOSITORY = Path("model_repository")
@@ -43,7 +43,8 @@ QUESTIONS: dict[str, Question] = {
 
 def main() -> int:
     """Run the demonstration; the exit code is 0 when every question was answered."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    argparse.ArgumentParser(prog="jevany_server.demo", description=__doc__).parse_args()
+    end_on_signals()
     console = Console(highlight=False)
     with tempfile.TemporaryFile() as log:
         try:

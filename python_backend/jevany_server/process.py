@@ -17,10 +17,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import IO, NoReturn, Self
 
-from jevany_server.backend_processes import BackendProcess, find_backend_processes
+from jevany_admin.model_folder import AdminError, read_config
+from jevany_server.backend_processes import BackendProcess, find_backend_processes, how_it_ended
 from jevany_server.installation import Installation, ServerError, find_installation
 from jevany_server.ready import is_ready
 
@@ -30,6 +31,8 @@ WATCH_SECONDS = 1
 # "model-repository" stays open for its index, which lists the models; --model-control-mode=none refuses its loading and
 # unloading, and Triton cannot restrict the one without the other.
 RESTRICTED_APIS = ("shared-memory", "logging", "trace")
+# An error of Triton's that is none where no model runs on a GPU; no option of Triton's silences it.
+_NO_DRIVER = b'"CudaDriverHelper has not been initialized."'
 _PR_SET_PDEATHSIG = 1
 
 
@@ -42,11 +45,16 @@ class Ports:
     metrics: int = 8002
 
     def chosen(self, host: str) -> Ports:
-        """Return the same ports with every 0 replaced, after checking that all of them are free.
+        """Return the same ports with every 0 replaced, after checking that all of them differ and are free.
 
         Raises:
-            ServerError: Names a port that is in use.
+            ServerError: Names a port that is in use or asked for twice.
         """
+        named: dict[int, str] = {}
+        for name, port in vars(self).items():
+            if port and port in named:
+                raise ServerError(f"port {port} is asked for twice, for {named[port]} and for {name}")
+            named[port] = name
         with contextlib.ExitStack() as held:
             return Ports(*(_free_port(host, name, port, held) for name, port in vars(self).items()))
 
@@ -61,15 +69,64 @@ def _free_port(host: str, name: str, port: int, held: contextlib.ExitStack) -> i
     return listener.getsockname()[1]
 
 
-def _lay_out_random(model: Path, served: Path) -> None:
-    """Make a model's folder anew, with its own code and versions, and random weights in its configuration."""
+def _lay_out_with_weights(model: Path, served: Path, weights: str) -> None:
+    """Make a model's folder anew, with its own code and versions, and with these weights in its configuration."""
     served.mkdir()
     for part in model.iterdir():
         if part.name != "config.pbtxt":
             (served / part.name).symlink_to(part.resolve())
     # Of two values of one parameter, the later one counts.
-    weights = 'parameters { key: "weights" value: { string_value: "random" } }\n'
-    (served / "config.pbtxt").write_text((model / "config.pbtxt").read_text("utf-8") + "\n" + weights, "utf-8")
+    parameter = f'parameters {{ key: "weights" value: {{ string_value: "{weights}" }} }}\n'
+    (served / "config.pbtxt").write_text((model / "config.pbtxt").read_text("utf-8") + "\n" + parameter, "utf-8")
+
+
+def end_on_signals() -> None:
+    """Have every signal that asks a program to end do what Ctrl-C does: raise KeyboardInterrupt, once.
+
+    The first one ends the program in good order. Those that come while it does so change nothing: the end of a terminal
+    or of a service often brings several.
+    """
+    # Whoever started this with one of them ignored, as nohup does, means it.
+    asking = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT) if _is_heeded(n)]
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        for each in asking:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for number in asking:
+        signal.signal(number, end)
+
+
+def _is_heeded(number: signal.Signals) -> bool:
+    return signal.getsignal(number) != signal.SIG_IGN
+
+
+def _runs_on_cpu(folder: Path) -> bool:
+    """Return whether a model runs on the CPU alone, by its ``config.pbtxt``; where it does not, check its GPUs.
+
+    Triton or the model would miss them only after they have begun to load.
+
+    Raises:
+        ServerError: A GPU is not here.
+    """
+    try:
+        groups = read_config(folder).get("instance_group", [])
+    except AdminError:
+        return False  # Unknown. What Triton cannot read either, it refuses itself, with the line.
+    gpus = [gpu for group in groups if group.get("kind") == "KIND_GPU" for gpu in group.get("gpus", [0])]
+    if not gpus:
+        return all(group.get("kind") == "KIND_CPU" for group in groups)
+    # It takes seconds to import, which only a model for a GPU needs.
+    import torch
+
+    count = torch.cuda.device_count()
+    if max(gpus) >= count:
+        raise ServerError(
+            f"{folder.name} runs on GPU {max(gpus)}, and PyTorch sees {count} GPUs here; "
+            "instance_group in its config.pbtxt says where it runs"
+        )
+    return False
 
 
 class TritonServer:
@@ -81,8 +138,8 @@ class TritonServer:
         host: The address to listen on.
         ports: The ports to listen on.
         log: A binary stream that the server's log goes to; this process's standard error if None.
-        random_weights: Whether the models, releases all of them, get random weights of their true shapes in the place
-            of their checkpoints; then every answer says so.
+        weights: ``random`` or ``checkpoint`` in the place of what the models' ``config.pbtxt`` say. Random ones have a
+            release's true shapes, and every answer says so.
         installation: The Triton to run; the one that `find_installation` finds if None.
 
     Attributes:
@@ -101,12 +158,13 @@ class TritonServer:
         host: str = "127.0.0.1",
         ports: Ports | None = None,
         log: IO[bytes] | None = None,
-        random_weights: bool = False,
+        weights: str | None = None,
         installation: Installation | None = None,
     ) -> None:
         self.models = list(models)
         self.host = host
         self._check_models(repository)
+        self._on_cpu = {_runs_on_cpu(repository / name) for name in self.models} == {True}
         installation = installation or find_installation()
         self.ports = (ports or Ports()).chosen(host)
         self._temporary = tempfile.TemporaryDirectory(prefix="jevany-triton-")
@@ -115,10 +173,10 @@ class TritonServer:
         served = self.workspace / "models"
         served.mkdir()
         for name in self.models:
-            if random_weights:
-                _lay_out_random(repository / name, served / name)
-            else:
+            if weights is None:
                 (served / name).symlink_to((repository / name).resolve(), target_is_directory=True)
+            else:
+                _lay_out_with_weights(repository / name, served / name, weights)
         # The embedded interpreter puts its working directory first on sys.path, so that must be an empty one.
         empty = self.workspace / "empty"
         empty.mkdir()
@@ -133,13 +191,15 @@ class TritonServer:
             preexec_fn=stop_when_parent_dies,
         )
         self._backends: list[BackendProcess] = []
-        self._log = _LogPump(self.process, log or sys.stderr.buffer)
+        self._log = _LogPump(self.process, log or sys.stderr.buffer, without=_NO_DRIVER if self._on_cpu else None)
 
     def _check_models(self, repository: Path) -> None:
-        for name in self.models:
-            if not (repository / name / "config.pbtxt").is_file():
-                have = sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
+        have = sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
+        for number, name in enumerate(self.models):
+            if name not in have:
                 raise ServerError(f"no model {name!r} in {repository}; there are {', '.join(have) or 'none'}")
+            if name in self.models[:number]:
+                raise ServerError(f"model {name!r} is named twice")
 
     def _arguments(self, repository: Path, backends: Path) -> list[str]:
         # Triton opens a restricted API to callers who know a key. Nobody is told this one, though who may list this
@@ -160,6 +220,8 @@ class TritonServer:
             f"--grpc-port={self.ports.grpc}",
             f"--metrics-address={self.host}",
             f"--metrics-port={self.ports.metrics}",
+            # It would look for a driver, to measure and serve GPUs that no model uses, and warn that there is none.
+            *(["--allow-gpu-metrics=false", "--pinned-memory-pool-byte-size=0"] if self._on_cpu else []),
         ]
 
     @property
@@ -185,7 +247,7 @@ class TritonServer:
         waiting = list(self.models)
         while waiting:
             if self.process.poll() is not None:
-                raise ServerError(self._log.failure() or f"Triton stopped with exit code {self.process.returncode}")
+                raise ServerError(self._log.failure() or self._end())
             if is_ready(self.host, self.ports.http, waiting[0]):
                 waiting.pop(0)
             elif time.monotonic() > deadline:
@@ -203,11 +265,14 @@ class TritonServer:
         """
         while True:
             if self.process.poll() is not None:
-                raise ServerError(f"Triton stopped with exit code {self.process.returncode}")
+                raise ServerError(self._end())
             for process in self._backends:
                 if end := process.end():
                     raise ServerError(end)
             time.sleep(WATCH_SECONDS)
+
+    def _end(self) -> str:
+        return f"Triton {how_it_ended(self.process.returncode)}"
 
     def stop(self) -> None:
         """Stop the server and remove what it leaves: it finishes what it has begun, for `STOP_SECONDS` at most."""
@@ -243,13 +308,14 @@ def stop_when_parent_dies() -> None:
 
 
 class _LogPump:
-    """Copies a server's log to a stream and keeps the reason why a model did not load."""
+    """Copies a server's log to a stream, without the lines that end in one text, and keeps why a model did not load."""
 
     _REASON = re.compile(rb"failed to load '.*?' version .*?: (?:\w+: )?(?:TritonModelException: )?(.*?)(?:\\n|\"?$)")
 
-    def __init__(self, process: subprocess.Popen[bytes], stream: IO[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], stream: IO[bytes], without: bytes | None) -> None:
         self._source = process.stdout
         self._stream = stream
+        self._without = without
         self._failure: bytes | None = None
         self._thread = threading.Thread(target=self._copy, name="triton-log", daemon=True)
         self._thread.start()
@@ -259,6 +325,8 @@ class _LogPump:
         for line in self._source:
             if self._failure is None and (match := self._REASON.search(line)):
                 self._failure = match[1]
+            if self._without is not None and line.rstrip().endswith(self._without):
+                continue
             # A log that can no longer be written must not stop the server.
             with contextlib.suppress(OSError, ValueError):
                 self._stream.write(line)

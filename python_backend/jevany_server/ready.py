@@ -30,6 +30,17 @@ def is_ready(host: str, http_port: int, model: str, timeout: float = 5) -> bool:
         connection.close()
 
 
+def port_number(text: str) -> int:
+    """Return the number of a port that a command line names.
+
+    Raises:
+        argparse.ArgumentTypeError: It is none.
+    """
+    if not (text.isascii() and text.isdigit() and int(text) <= 65535):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to 65535")
+    return int(text)
+
+
 def main() -> int:
     """Run the command line; the exit code is 0 if every model answers and 1 if one does not."""
     parser = argparse.ArgumentParser(
@@ -37,7 +48,7 @@ def main() -> int:
     )
     parser.add_argument("model", nargs="+", help="model that has to answer")
     parser.add_argument("--host", default="127.0.0.1", help="address of the server (default: %(default)s)")
-    parser.add_argument("--http-port", type=int, default=8000, help="its port for HTTP (default: %(default)s)")
+    parser.add_argument("--http-port", type=port_number, default=8000, help="its port for HTTP (default: %(default)s)")
     options = parser.parse_args()
     for model in options.model:
         if not is_ready(options.host, options.http_port, model):

@@ -357,7 +357,7 @@ def _variant(
                 [name],
                 ports=Ports(0, 0, 0),
                 log=log,
-                random_weights=True,
+                weights="random",
                 installation=installation,
             ) as server:
                 server.wait_until_ready(max(deadline - time.monotonic(), 1))
@@ -399,7 +399,8 @@ def _variant_folder(directory: Path, name: str, tiny: bool) -> Path:
     path = repository / name / "config.pbtxt"
     make = gemma_config if "gemma" in name else muse_config if "30b" in name else qwen_config
     make(600).save_pretrained(directory / "shape")
-    text = re.sub(r'(key: "base" value: \{ string_value: )"[^"]*"', rf'\1"{directory / "shape"}"', path.read_text())
+    (repository / name / "1" / "base").symlink_to(directory / "shape")
+    text = re.sub(r'(key: "base" value: \{ string_value: )"[^"]*"', r'\1"1/base"', path.read_text())
     path.write_text(re.sub(r"kind: KIND_GPU\s+gpus: \[ 0 \]", "kind: KIND_CPU", text))
     return repository
 

@@ -41,8 +41,8 @@ def repository(tmp_path: Path) -> Path:
     made = make_checkpoint(tmp_path / "files")
     shutil.copy(REPOSITORY / "jevany-tiny" / "1" / "model.py", model / "1")
     config = (REPOSITORY / "jevany-tiny" / "config.pbtxt").read_text()
-    for old, new in (('"jevany-tiny"', '"small"'), ("1/checkpoint", str(made.adapter)), ("1/base", str(made.base))):
-        assert old in config
-        config = config.replace(old, new)
-    (model / "config.pbtxt").write_text(config)
+    assert '"jevany-tiny"' in config
+    (model / "config.pbtxt").write_text(config.replace('"jevany-tiny"', '"small"'))
+    (model / "1" / "checkpoint").symlink_to(made.adapter)
+    (model / "1" / "base").symlink_to(made.base)
     return model.parent

@@ -97,7 +97,7 @@ def test_it_ends_when_a_backend_process_dies(entrypoint: Entrypoint) -> None:
     [backend] = find_backend_processes(entrypoint.triton)
     assert backend.end() is None
     os.kill(backend.pid, signal.SIGKILL)
-    end = "the backend process of small_0_0 was ended by SIGKILL (out of memory?)"
+    end = "the backend process of small_0_0 was killed by SIGKILL (out of memory?)"
     assert entrypoint.end() == [f"jevany_server: {end}"]
     assert entrypoint.process.returncode == 1
     assert not Path(f"/proc/{entrypoint.triton}").exists()
@@ -106,7 +106,7 @@ def test_it_ends_when_a_backend_process_dies(entrypoint: Entrypoint) -> None:
 @pytest.mark.parametrize(
     ("command", "end"),
     [
-        ("kill -SEGV $$", "the backend process of small_0_0 was ended by SIGSEGV"),
+        ("kill -SEGV $$", "the backend process of small_0_0 was killed by SIGSEGV"),
         ("exit 3", "the backend process of small_0_0 has ended with exit code 3"),
     ],
 )
@@ -122,7 +122,7 @@ def test_how_a_process_ended_is_said(command: str, end: str) -> None:
 def test_it_ends_when_triton_dies(entrypoint: Entrypoint) -> None:
     os.kill(entrypoint.triton, signal.SIGKILL)
     [line] = entrypoint.end()
-    assert line == "jevany_server: Triton stopped with exit code -9"
+    assert line == "jevany_server: Triton was killed by SIGKILL (out of memory?)"
     assert entrypoint.process.returncode == 1
 
 

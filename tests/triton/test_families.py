@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import re
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tritonclient.grpc as grpc_client
 
 from jevany_admin.command_line import main
 from jevany_admin.model_folder import config_pbtxt, model_py
@@ -77,17 +80,36 @@ def test_an_added_checkpoint_answers_as_its_weights_do(
             assert decision.weights is None
 
 
+@pytest.mark.parametrize("family", READOUTS)
+def test_no_caller_learns_where_the_files_are(
+    families: TritonServer, made: dict[str, MadeCheckpoint], family: str
+) -> None:
+    shown = [f"/v2/models/{family}/config", f"/v2/models/{family}", f"/v2/models/{family}/stats"]
+    for path in [*shown, "/v2/models/stats", "/v2/repository/index", "/v2"]:
+        body = b"{}" if path.endswith("index") else None
+        with urllib.request.urlopen(f"http://{families.http_url}{path}", body, timeout=30) as response:
+            text = response.read().decode()
+        assert family in text or path == "/v2"
+        assert not re.search(r'"[/~]', text)
+        assert str(made[family].base.parent) not in text
+    with grpc_client.InferenceServerClient(families.grpc_url) as triton:
+        parameters = triton.get_model_config(family).config.parameters
+        assert parameters["adapter"].string_value == "1/checkpoint"
+        assert parameters["base"].string_value == "1/base"
+
+
 def test_random_weights_say_so_in_every_answer_log_line_and_metric(tmp_path: Path) -> None:
     gemma_config(600).save_pretrained(tmp_path / "shape")
     model = tmp_path / "models" / "any"
     (model / "1").mkdir(parents=True)
     (model / "1" / "model.py").write_text(model_py())
-    config = config_pbtxt("any", "SimpleJev/JevAny-Gemma-4B-LoRA", str(tmp_path / "shape"), None, "bfloat16")
+    (model / "1" / "base").symlink_to(tmp_path / "shape")
+    config = config_pbtxt("any", "SimpleJev/JevAny-Gemma-4B-LoRA", "1/base", None, "bfloat16")
     config += 'parameters { key: "weights" value: { string_value: "checkpoint" } }\n'
     (model / "config.pbtxt").write_text(config)
     with (
         (tmp_path / "log").open("wb") as log,
-        TritonServer(tmp_path / "models", ["any"], ports=FREE_PORTS, log=log, random_weights=True) as server,
+        TritonServer(tmp_path / "models", ["any"], ports=FREE_PORTS, log=log, weights="random") as server,
     ):
         server.wait_until_ready(300)
         with Client(server.grpc_url, "any") as client:

@@ -300,7 +300,7 @@ def test_a_worker_that_goes_ends_the_run_with_an_error(server: TritonServer, tmp
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [
-        (["MODEL=jevany-27b", "WEIGHTS=random"], {"mode": "serial", "random_weights": True, "rate": None}),
+        (["MODEL=jevany-27b", "WEIGHTS=random"], {"mode": "serial", "weights": "random", "rate": None}),
         (["MODE=open", "RATE=10"], {"mode": "open", "rate": 10, "search_p99": None, "model": "jevany-tiny"}),
         (["MODE=open", "RATE=4", "P99=400", "PANEL=transfer-shape"], {"search_p99": 400, "panel": "transfer-shape"}),
         (["PROTOCOL=http", "LOAD_FLAGS=--resume --rows 5"], {"transport": "http", "resume": True, "rows": 5}),

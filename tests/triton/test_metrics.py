@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
 
 from jevany_backend.engine.graphs import OUR_GRID
-from jevany_client import Client, Noul
+from jevany_client import Client, Noul, TooLong
 from jevany_loadtest.server import Server
 from jevany_server.process import TritonServer
 from tests.triton.conftest import FREE_PORTS
@@ -46,6 +50,50 @@ def test_the_endpoint_counts_what_the_graphs_did(repository: Path, tmp_path: Pat
     assert metrics["jevany_captures_after_ready_total"] == (LABELS, 0)
     assert metrics["jevany_padding_tokens_total"] == (LABELS, padded - tokens)
     assert padded > tokens
+
+
+def failures(server: TritonServer) -> dict[str, float]:
+    """Return the requests that ``small`` has answered with an error, by its code."""
+    with urllib.request.urlopen(f"http://{server.host}:{server.ports.metrics}/metrics", timeout=10) as response:
+        text = response.read().decode()
+    found = re.findall(r'^jevany_failed_requests_total\{(?=.*model="small").*error="(\w+)".*\} (\S+)$', text, re.M)
+    return {code: float(value) for code, value in found}
+
+
+def test_refused_requests_are_counted_by_their_error(repository: Path, tmp_path: Path) -> None:
+    configured(
+        repository, '"max_state_tokens" value: { string_value: "8192"', '"max_state_tokens" value: { string_value: "40"'
+    )
+    none = dict.fromkeys(
+        (
+            "invalid_request",
+            "context_length_exceeded",
+            "unsupported",
+            "not_ready",
+            "out_of_memory",
+            "internal",
+            "cancelled",
+        ),
+        0,
+    )
+    with (
+        (tmp_path / "log").open("wb") as log,
+        TritonServer(repository, ["small"], ports=FREE_PORTS, log=log) as server,
+    ):
+        server.wait_until_ready(120)
+        assert failures(server) == none
+        with Client(server.grpc_url, "small") as client:
+            client.decide("short", QUESTION)
+            for state in ("long " * 40, "longer " * 40):
+                with pytest.raises(TooLong):
+                    client.decide(state, QUESTION)
+        body = json.dumps({"REQUEST": "{}"}).encode()
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            urllib.request.urlopen(f"http://{server.http_url}/v2/models/small/generate", body, timeout=10)
+        deadline = time.monotonic() + 30
+        while sum((counted := failures(server)).values()) < 3 and time.monotonic() < deadline:
+            time.sleep(0.1)
+    assert counted == none | {"context_length_exceeded": 2, "invalid_request": 1}
 
 
 class WithoutMetrics(TritonServer):

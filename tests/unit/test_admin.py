@@ -45,7 +45,10 @@ def test_a_checkpoint_becomes_a_model(
             "model_instance_device_id": "0",
         }
     )
-    assert (settings.name, settings.adapter, settings.base) == ("my-jev", str(made.adapter), str(made.base))
+    assert (settings.name, settings.adapter, settings.base) == ("my-jev", "1/checkpoint", "1/base")
+    assert (folder / "1" / "checkpoint").readlink() == made.adapter
+    assert (folder / "1" / "base").readlink() == made.base
+    assert str(tmp_path) not in (folder / "config.pbtxt").read_text()
     assert settings.dtype is torch.float32
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{folder}: added"
@@ -63,13 +66,30 @@ def test_a_gpu_and_its_dtype(tmp_path: Path, repository: Path, capsys: pytest.Ca
     assert config["instance_group"] == [{"count": 1, "kind": "KIND_GPU", "gpus": [3]}]
     assert parameters(config)["dtype"] == "bfloat16"
     assert "base" not in parameters(config)
-    assert "  device      cuda:3" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert "  device      cuda:3" in lines
+    assert lines[-1] == "warning: this machine has no GPU 3; a model for its CPU is added with --cpu"
 
 
-def test_a_path_with_quotes_is_kept(tmp_path: Path, repository: Path) -> None:
+def test_a_relative_directory_with_quotes_is_linked(
+    tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = make_checkpoint(tmp_path / 'it\'s "here"')
-    assert _add(made.adapter, repository, "--name", "m", "--base", str(made.base), "--cpu") == 0
-    assert parameters(read_config(repository / "m"))["adapter"] == str(made.adapter)
+    monkeypatch.chdir(made.adapter.parent)
+    assert _add("adapter", repository, "--name", "m", "--base", "./base", "--cpu") == 0
+    assert (repository / "m" / "1" / "checkpoint").readlink() == made.adapter
+    assert (repository / "m" / "1" / "base").readlink() == made.base
+
+
+def test_a_hub_reference_stays_as_it_is(tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make_checkpoint(tmp_path)
+    snapshots = {"owner/adapter": made.adapter, "owner/base": made.base}
+    monkeypatch.setattr(
+        "jevany_backend.checkpoint.source.snapshot_download", lambda repository, **_: str(snapshots[repository])
+    )
+    assert _add("owner/adapter@v1", repository, "--name", "m", "--base", "owner/base", "--cpu") == 0
+    found = parameters(read_config(repository / "m"))
+    assert (found["adapter"], found["base"]) == ("owner/adapter@v1", "owner/base")
 
 
 def test_too_little_memory_is_said(

@@ -132,10 +132,37 @@ def _with_config(**changes: Any) -> Callable[[MadeCheckpoint], None]:
     return change
 
 
+def _with_base_config(**changes: Any) -> Callable[[MadeCheckpoint], None]:
+    def change(made: MadeCheckpoint) -> None:
+        path = made.base / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return change
+
+
 def _with_head(**changes: Any) -> Callable[[MadeCheckpoint], None]:
     def change(made: MadeCheckpoint) -> None:
         path = made.adapter / "head.pt"
         torch.save(torch.load(path, weights_only=True) | changes, path)
+
+    return change
+
+
+def _with_head_tensor(name: str, tensor: torch.Tensor) -> Callable[[MadeCheckpoint], None]:
+    def change(made: MadeCheckpoint) -> None:
+        path = made.adapter / "head.pt"
+        content = torch.load(path, weights_only=True)
+        content["head"][name] = tensor
+        torch.save(content, path)
+
+    return change
+
+
+def _cut_off(folder: str, file: str, share: float) -> Callable[[MadeCheckpoint], None]:
+    def change(made: MadeCheckpoint) -> None:
+        path = getattr(made, folder) / file
+        content = path.read_bytes()
+        path.write_bytes(content[: int(len(content) * share)])
 
     return change
 
@@ -179,14 +206,31 @@ UP_A = "base_model.model.layers.0.mlp.up_proj.lora_A.weight"
         (_without("adapter", "head.pt"), r"head\.pt: missing; a JevAny checkpoint holds head\.pt"),
         (_without("adapter", "adapter_config.json"), r"adapter_config\.json: missing"),
         (_without("adapter", "adapter_model.safetensors"), r"adapter_model\.safetensors: missing"),
-        (_without("adapter", "tokenizer.json"), r"adapter: "),
+        (_without("adapter", "tokenizer.json"), r"adapter/tokenizer\.json: missing"),
         (_without("base", "config.json"), r"config\.json: missing; .* is not a base model"),
         (_without("base", "model.safetensors"), r"neither model\.safetensors nor model\.safetensors\.index\.json"),
         (_overwritten("adapter", "head.pt", b"PK\x03\x04"), r"head\.pt: not a torch\.save file"),
         (_overwritten("adapter", "head.pt", b""), r"head\.pt: not a torch\.save file"),
+        (_cut_off("adapter", "head.pt", 0.1), r"head\.pt: not a torch\.save file, or cut off or damaged"),
+        (_cut_off("adapter", "head.pt", 0.5), r"head\.pt: not a torch\.save file, or cut off or damaged"),
+        (_cut_off("adapter", "head.pt", 0.99), r"head\.pt: not a torch\.save file, or cut off or damaged"),
+        (_cut_off("adapter", "tokenizer.json", 0.5), r"adapter/tokenizer\.json: not JSON, or cut off: "),
+        (_overwritten("adapter", "tokenizer.json", b"{}"), r"adapter/tokenizer\.json: no tokenizer can be made of it"),
+        (_overwritten("adapter", "tokenizer.json", b"[]"), r"adapter/tokenizer\.json: not a JSON object"),
+        (_overwritten("adapter", "tokenizer.json", b"\xff"), r"adapter/tokenizer\.json: not JSON, or cut off: "),
+        (
+            _overwritten("adapter", "tokenizer_config.json", b"{"),
+            r"adapter/tokenizer_config\.json: not JSON, or cut off",
+        ),
+        (_overwritten("adapter", "tokenizer_config.json", b"[]"), r"adapter/tokenizer_config\.json: not a JSON object"),
         (_overwritten("adapter", "adapter_config.json", b"{"), r"adapter_config\.json: not JSON"),
         (_overwritten("adapter", "adapter_model.safetensors", b"\x00" * 9), r"adapter_model\.safetensors: not a safet"),
         (_overwritten("base", "config.json", b"{}"), r"config\.json: "),
+        (
+            _with_base_config(num_hidden_layers=5),
+            r"config\.json: .*`num_hidden_layers` \(5\) must be equal to the numb",
+        ),
+        (_with_base_config(hidden_act="wish"), r"config\.json: .*wish"),
         (_overwritten("base", "model.safetensors", b"\xff" * 9), r"model\.safetensors: not a safetensors file"),
         (_with_config(peft_type="IA3"), r"peft_type is 'IA3'; only LORA adapters are served"),
         (_with_config(use_dora=True), r"use_dora = True is not supported"),
@@ -201,6 +245,24 @@ UP_A = "base_model.model.layers.0.mlp.up_proj.lora_A.weight"
         (_with_head(head=None), r"head: missing; a pointer checkpoint holds its head's tensors"),
         (_with_head(head={"q.weight": torch.ones(16, 64)}), r"head: holds \['q\.weight'\]; needs \["),
         (_with_head(head_type="mlp"), r"head_type: 'mlp' is not supported"),
+        (
+            _with_head(lora=8),
+            r"head\.pt: made with an adapter of rank 8, but adapter_config\.json has r = 4; the two are",
+        ),
+        (_with_head_tensor("k.bias", torch.full((16,), torch.nan)), r"head\.pt: head: k\.bias holds NaN or infinite"),
+        (_with_config(lora_alpha=None), r"adapter_config\.json: lora_alpha of .* is None, not a number"),
+        (
+            _with_tensor(UP_A, torch.full((4, 64), torch.nan)),
+            r"adapter_model\.safetensors: .*up_proj.* holds NaN or inf",
+        ),
+        (
+            _with_tensor("model.norm.weight", torch.full((64,), torch.nan), "base"),
+            r"base/model\.safetensors: model\.norm\.weight holds NaN or infinite values",
+        ),
+        (
+            _with_tensor("model.layers.1.mlp.up_proj.weight", torch.full((96, 64), torch.inf), "base"),
+            r"base/model\.safetensors: model\.layers\.1\.mlp\.up_proj\.weight holds NaN or infinite values",
+        ),
         (_with_head(decision_mode="lm_token", verbalizers=["A", "AB"]), r"'AB' is not one round-tripping token"),
         (
             _with_tensor("base_model.model.extra", torch.ones(1)),

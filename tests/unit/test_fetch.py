@@ -237,7 +237,9 @@ def test_local_directories_need_no_fetching(
     tmp_path: Path, hub: Hub, repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     adapter, base = hub.repositories["owner/adapter"], hub.repositories["owner/base"]
-    (repository / "m" / "config.pbtxt").write_text(config_pbtxt("m", str(adapter), str(base), None, "float32"))
+    for name, directory in (("adapter", adapter), ("base", base)):
+        (repository / "m" / name).symlink_to(directory)
+    (repository / "m" / "config.pbtxt").write_text(config_pbtxt("m", "adapter", "base", None, "float32"))
     code, out, _ = _fetch(repository, capsys)
     assert code == 0
     assert f"base: {base}: a local directory, nothing to fetch" in out

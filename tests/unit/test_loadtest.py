@@ -14,6 +14,7 @@ import pytest
 from jevany_bench.panel import Panel, read_panel
 from jevany_bench.protocol import orders
 from jevany_bench.result import ResultError, check, read, write
+from jevany_loadtest import __main__ as loadtest
 from jevany_loadtest import changes, convert, open_loop, report, samples
 from jevany_loadtest.accuracy import accuracy, answer_changes
 from jevany_loadtest.arrivals import Stage, poisson, stages
@@ -367,6 +368,27 @@ def test_the_report_is_written_again(tmp_path: Path) -> None:
     html = (out / "run.html").read_text()
     assert "Latency against row length" in html
     assert html.count("<svg") == 1
+
+
+def test_a_report_of_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report.main([str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")]) == 1
+    assert capsys.readouterr().err == f"report: {tmp_path / 'nowhere'}: no such directory\n"
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--rate", "4"), "loadtest: --rate is for --mode open\n"),
+        (("--search-p99", "4"), "loadtest: --search-p99 is for --mode open\n"),
+        (("--mode", "open", "--rate", "4", "--resume"), "loadtest: --resume is for --mode serial\n"),
+    ],
+)
+def test_what_the_mode_does_not_heed_is_refused(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert loadtest.main(["jevany-tiny", *arguments]) == 2
+    assert capsys.readouterr().err == message
 
 
 def test_the_committed_figure_is_that_of_the_targets(tmp_path: Path) -> None:

@@ -65,6 +65,12 @@ def test_every_parameter() -> None:
             {},
             "parameter adaptor: unknown; there are adapter, base, dtype, engine",
         ),
+        (
+            PARAMETERS | {"adapter": "/data/a"},
+            {},
+            "parameter adapter: '/data/a' starts outside the model's folder, and ",
+        ),
+        (PARAMETERS | {"base": "~/base"}, {}, "parameter base: '~/base' starts outside the model's folder, and Triton"),
         (PARAMETERS, {"max_batch_size": 0}, "max_batch_size: 0; needs 1 or more"),
         (PARAMETERS, {"input": []}, r"input: \[\]; needs \[\('REQUEST'"),
     ],

@@ -73,11 +73,13 @@ class Adapter:
 
     Attributes:
         path: The file it came from, for messages.
+        rank: The rank that its configuration gives.
         pairs: What it adds to each module of the text decoder (``layers.0.mlp.up_proj``).
         token_rows: Embedding module (``embed_tokens``) -> token id -> its trained row, (width,).
     """
 
     path: Path
+    rank: Any
     pairs: dict[str, LoraPair]
     token_rows: dict[str, dict[int, torch.Tensor]]
 
@@ -138,6 +140,8 @@ def read_adapter(directory: Path) -> Adapter:
     halves: dict[str, dict[str, torch.Tensor]] = {}
     token_rows: dict[str, dict[int, torch.Tensor]] = {}
     for key, tensor in tensors.items():
+        if not torch.isfinite(tensor).all():
+            raise CheckpointError(f"{path}: {key} holds NaN or infinite values")
         name = _decoder_name(key)
         if match := re.fullmatch(r"(.+)\.lora_([AB])\.weight", name):
             halves.setdefault(match[1], {})[match[2]] = tensor
@@ -153,8 +157,10 @@ def read_adapter(directory: Path) -> Adapter:
             raise CheckpointError(f"{path}: {module} has only half of its LoRA pair")
         if pair["A"].shape[0] != pair["B"].shape[1]:
             raise CheckpointError(f"{path}: {module} has ranks {pair['A'].shape[0]} and {pair['B'].shape[1]}")
-        pairs[module] = LoraPair(pair["A"], pair["B"], _scale(config, module, pair["A"].shape[0]))
-    return Adapter(path, pairs, token_rows)
+        pairs[module] = LoraPair(
+            pair["A"], pair["B"], _scale(config, module, pair["A"].shape[0], directory / "adapter_config.json")
+        )
+    return Adapter(path, config.get("r"), pairs, token_rows)
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -193,8 +199,10 @@ def _token_rows(config: dict[str, Any], module: str, rows: torch.Tensor, path: P
     return dict(zip(indices, rows, strict=True))
 
 
-def _scale(config: dict[str, Any], module: str, rank: int) -> float:
+def _scale(config: dict[str, Any], module: str, rank: int, path: Path) -> float:
     alpha = _pattern_value(config.get("alpha_pattern"), module, config.get("lora_alpha"))
+    if not isinstance(alpha, int | float):
+        raise CheckpointError(f"{path}: lora_alpha of {module} is {alpha!r}, not a number")
     return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 

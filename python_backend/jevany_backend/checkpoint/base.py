@@ -78,7 +78,8 @@ def _read_text_config(directory: Path) -> PretrainedConfig:
         raise CheckpointError(f"{path}: missing; {directory} is not a base model")
     try:
         return AutoConfig.from_pretrained(directory, trust_remote_code=False).get_text_config(decoder=True)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:
+        # Its fields are checked by transformers and by the Hub's library, each with exceptions of its own.
         raise CheckpointError(f"{path}: {first_line(error)}") from None
 
 

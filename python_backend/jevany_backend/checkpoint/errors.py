@@ -6,5 +6,11 @@ class CheckpointError(Exception):
 
 
 def first_line(error: BaseException) -> str:
-    """Return what an error says in one line: the first of its message, or its name where it has none."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """Return what an error says in one line: the first of its message, or its name where it has none.
+
+    A line that ends in a colon says nothing yet, so the next one comes with it.
+    """
+    first, *rest = (str(error).strip() or type(error).__name__).splitlines()
+    while first.endswith(":") and rest:
+        first = f"{first} {rest.pop(0).strip()}"
+    return first

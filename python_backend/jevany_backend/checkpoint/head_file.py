@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from jevany_backend.checkpoint.errors import CheckpointError, first_line
+from jevany_backend.checkpoint.errors import CheckpointError
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,11 @@ def read_head_file(directory: Path) -> HeadFile:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise CheckpointError(f"{path}: refused: it holds objects other than tensors and plain values") from None
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{path}: not a torch.save file: {first_line(error)}") from None
+    except PermissionError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from None
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError):
+        # What PyTorch says of such a file, [Errno 22] or an error in its ZIP library, points to nothing.
+        raise CheckpointError(f"{path}: not a torch.save file, or cut off or damaged; fetch or copy it again") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise CheckpointError(f"{path}: holds a {type(content).__name__}, not a dictionary of fields")
     try:
@@ -137,4 +140,6 @@ def _checked_head(head: Any, dim: int, residual: int) -> dict[str, torch.Tensor]
     for name, shape in shapes.items():
         if not isinstance(head[name], torch.Tensor) or tuple(head[name].shape) != shape:
             raise ValueError(f"head: {name} has shape {tuple(getattr(head[name], 'shape', ()))}; needs {shape}")
+        if not torch.isfinite(head[name]).all():
+            raise ValueError(f"head: {name} holds NaN or infinite values")
     return {name: tensor.float() for name, tensor in head.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -70,16 +71,34 @@ def open_checkpoint(adapter: str, base: str | None = None, relative_to: Path | N
     head = read_head_file(directory)
     base_directory = resolve_directory(base or head.base_reference, "base", relative_to)
     tokenizer_directory = directory if head.tokenizer_saved else base_directory
+    tokenizer = _open_tokenizer(tokenizer_directory)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(tokenizer_directory, trust_remote_code=False)
         delimiters = find_delimiters(tokenizer)
         labels = None
         if head.decision_mode == "lm_token":
             labels = list(head.verbalizers) or build_labels(tokenizer)
             label_ids(tokenizer, labels)
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise CheckpointError(f"{tokenizer_directory}: {first_line(error)}") from None
     return CheckpointFiles(directory, head, BaseFiles(base_directory), tokenizer, delimiters, labels)
+
+
+def _open_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
+    try:
+        return AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+    except Exception as error:
+        # The library names no file, and for a damaged one raises whatever it stumbles over.
+        reason = first_line(error)
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        raise CheckpointError(f"{path}: missing")
+    for part in (directory / "tokenizer_config.json", path):
+        try:
+            if part.is_file() and not isinstance(json.loads(part.read_text(encoding="utf-8")), dict):
+                raise CheckpointError(f"{part}: not a JSON object")
+        except ValueError as error:
+            raise CheckpointError(f"{part}: not JSON, or cut off: {first_line(error)}") from None
+    raise CheckpointError(f"{path}: no tokenizer can be made of it: {reason}")
 
 
 def plan(files: CheckpointFiles, dtype: torch.dtype) -> WeightPlan:
@@ -89,7 +108,13 @@ def plan(files: CheckpointFiles, dtype: torch.dtype) -> WeightPlan:
         CheckpointError: They do not, or a tensor is missing.
     """
     added = files.delimiters.ids if files.delimiters.added else ()
-    return plan_weights(files.directory, files.base, files.tokenizer, added, dtype)
+    weights = plan_weights(files.directory, files.base, files.tokenizer, added, dtype)
+    if files.head.lora and weights.adapter.rank != files.head.lora:
+        raise CheckpointError(
+            f"{files.directory / 'head.pt'}: made with an adapter of rank {files.head.lora}, but adapter_config.json "
+            f"has r = {weights.adapter.rank}; the two are not of one checkpoint"
+        )
+    return weights
 
 
 def memory_need(files: CheckpointFiles, weights: WeightPlan, row_tokens: int) -> MemoryNeed:
@@ -152,6 +177,7 @@ def _load(weights: WeightPlan, device: torch.device) -> PreTrainedModel:
         total = stream.read([weights.weight(name, targets[name]) for name in weights.stored])
     with torch.no_grad():
         _set_added_rows(weights, targets)
+    _check_finite(weights, targets)
     _release(device)
     log.info("all %d shards: %s", len(weights.by_shard()), rate_text(total, time.perf_counter() - started))
     return model
@@ -177,6 +203,22 @@ def _set_added_rows(weights: WeightPlan, targets: dict[str, torch.Tensor]) -> No
             target[list(weights.added_ids)] = target[: weights.stored[name].rows].mean(dim=0)
         for token, row in weights.adapter.token_rows.get(table, {}).items():
             target[token] = row.to(target.device, target.dtype)
+
+
+def _check_finite(weights: WeightPlan, targets: dict[str, torch.Tensor]) -> None:
+    """Check that no weight holds NaN or infinity, with which every decision would be NaN.
+
+    Raises:
+        CheckpointError: Names the first one and its file; adapter and head have been checked when they were read.
+    """
+    # Both bounds are NaN where one value is, and unlike a mask of the values they take no memory. The device is asked
+    # once, for all weights.
+    bounds = {name: torch.stack(torch.aminmax(target)) for name, target in targets.items() if target.numel()}
+    finite = torch.isfinite(torch.stack([bound.float() for bound in bounds.values()])).all(dim=1).tolist()
+    for name, good in zip(bounds, finite, strict=True):
+        if not good:
+            stored = weights.stored[name]
+            raise CheckpointError(f"{stored.path}: {stored.name} holds NaN or infinite values")
 
 
 def _release(device: torch.device) -> None:

@@ -14,7 +14,7 @@ from transformers.initialization import no_init_weights
 
 from jevany_backend.checkpoint.adapter import Adapter, read_adapter
 from jevany_backend.checkpoint.base import BaseFiles
-from jevany_backend.checkpoint.errors import CheckpointError
+from jevany_backend.checkpoint.errors import CheckpointError, first_line
 from jevany_backend.checkpoint.shards import StoredTensor
 from jevany_backend.checkpoint.stream import read_tensor
 from jevany_backend.checkpoint.weights import BlockScales, Weight
@@ -99,10 +99,12 @@ def plan_weights(
         CheckpointError: Base, adapter and tokenizer do not fit each other, or a tensor is missing.
     """
     config = _grown_config(directory, base.config, tokenizer, bool(added_ids))
-    shapes = {
-        name: tuple(tensor.shape)
-        for name, tensor in build_model(config, torch.device("meta"), dtype).state_dict().items()
-    }
+    try:
+        model = build_model(config, torch.device("meta"), dtype)
+    except Exception as error:
+        # Of fields that do not go together, transformers says so in many ways, and where it happens to meet them.
+        raise CheckpointError(f"{base.directory / 'config.json'}: {first_line(error)}") from None
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     missing = set(shapes) - set(base.tensors)
     if missing:
         raise CheckpointError(f"{base.directory}: {len(missing)} tensors are missing, as {min(missing)}")

@@ -38,6 +38,11 @@ class HubReference:
     repository: str
     revision: str | None
 
+    @property
+    def name(self) -> str:
+        """``owner/name`` or ``owner/name@revision``."""
+        return f"{self.repository}@{self.revision}" if self.revision else self.repository
+
     def __str__(self) -> str:
         return f"{self.what}: {self.repository}" + (f" at revision {self.revision}" if self.revision else "")
 
