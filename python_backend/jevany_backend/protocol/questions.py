@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
 from jevany_backend.protocol.errors import InvalidRequest, Unsupported
-from jevany_backend.protocol.json_content import JSON, check_content, check_key, kind_of, parse_json, render, shown
+from jevany_backend.protocol.json_content import (
+    JSON,
+    check_content,
+    check_key,
+    counted,
+    kind_of,
+    parse_json,
+    render,
+    shown,
+)
 
 MAX_QUESTIONS = 64
 MAX_OPTIONS = 4096
@@ -71,7 +80,7 @@ class Choice:
         """Check every field."""
         check_content(self.instructions, "instructions")
         _check_object(self.criteria, "criteria")
-        _check_count(len(self.criteria), "options", 1)
+        _check_count(len(self.criteria), "option", 1)
 
     @property
     def keys(self) -> list[str]:
@@ -105,7 +114,7 @@ class Score:
         check_content(self.instructions, "instructions")
         if not isinstance(self.criteria, list):
             raise InvalidRequest("criteria", f"needs a list of levels, not {kind_of(self.criteria)}")
-        _check_count(len(self.criteria), "levels", 2)
+        _check_count(len(self.criteria), "level", 2)
         check_content(self.criteria, "criteria")
 
     @property
@@ -187,12 +196,12 @@ def _read_questions(value: dict[str, Any]) -> tuple[dict[str, Question], bool]:
     if "question" in value:
         return {"question": question_from_json(value["question"], "question")}, True
     if "questions" not in value:
-        raise InvalidRequest("questions", "missing")
+        raise InvalidRequest("question", "missing; a request has 'question', or 'questions' by id")
     questions = value["questions"]
     if not isinstance(questions, dict):
         raise InvalidRequest("questions", f"needs an object of questions by id, not {kind_of(questions)}")
     if not 1 <= len(questions) <= MAX_QUESTIONS:
-        raise InvalidRequest("questions", f"{len(questions)} questions; needs 1 to {MAX_QUESTIONS}")
+        raise InvalidRequest("questions", f"{counted(len(questions), 'question')}; needs 1 to {MAX_QUESTIONS}")
     for identifier in questions:
         check_key(identifier, "questions")
     return {
@@ -225,7 +234,9 @@ def question_from_json(value: Any, path: str) -> Question:
         if key not in ("type", "instructions", "criteria"):
             raise InvalidRequest(f"{path}.{key}" if key.isidentifier() else path, f"unknown field {shown(key)}")
     if kind is not Noul and value.get("criteria") is None:
-        raise InvalidRequest(f"{path}.criteria", f"missing; a {kind.type} needs its options")
+        raise InvalidRequest(
+            f"{path}.criteria", f"missing; a {kind.type} needs its {'levels' if kind is Score else 'options'}"
+        )
     fields = {key: value[key] for key in ("instructions", "criteria") if key in value}
     try:
         return kind(**fields)
@@ -262,4 +273,4 @@ def _check_object(value: Any, path: str) -> None:
 
 def _check_count(count: int, what: str, least: int) -> None:
     if not least <= count <= MAX_OPTIONS:
-        raise InvalidRequest("criteria", f"{count} {what}; needs {least} to {MAX_OPTIONS}")
+        raise InvalidRequest("criteria", f"{counted(count, what)}; needs {least} to {MAX_OPTIONS}")
