@@ -21,6 +21,9 @@ from jevany_backend.protocol.json_content import (
 MAX_QUESTIONS = 64
 MAX_OPTIONS = 4096
 
+REQUEST_FIELDS = ("state", "question", "questions", "model", "media")
+QUESTION_FIELDS = ("type", "instructions", "criteria")
+
 
 @dataclass(frozen=True)
 class Noul:
@@ -170,7 +173,7 @@ def request_from_json(value: Any) -> DecisionRequest:
     """Read a request from a parsed JSON object; see `parse_request`."""
     _check_object_shape(value, "request")
     for key in value:
-        if key not in ("state", "question", "questions", "model", "media"):
+        if key not in REQUEST_FIELDS:
             raise InvalidRequest(str(key) if key.isidentifier() else shown(key), "unknown field of a request")
     if "state" not in value:
         raise InvalidRequest("state", "missing")
@@ -231,7 +234,7 @@ def question_from_json(value: Any, path: str) -> Question:
             f"{path}.type", f"unknown type {shown(value['type'])}; needs one of {', '.join(QUESTION_TYPES)}"
         )
     for key in value:
-        if key not in ("type", "instructions", "criteria"):
+        if key not in QUESTION_FIELDS:
             raise InvalidRequest(f"{path}.{key}" if key.isidentifier() else path, f"unknown field {shown(key)}")
     if kind is not Noul and value.get("criteria") is None:
         raise InvalidRequest(
