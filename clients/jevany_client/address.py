@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from jevany_backend.protocol.json_content import shown
+
 # scheme -> (protocol, encrypted, port). The plain ports are Triton's own; encrypted traffic meets a gateway's.
 _SCHEMES = {
     "grpc": ("grpc", False, 8001),
@@ -42,6 +44,8 @@ def parse_address(url: str) -> Address:
     Raises:
         ValueError: Says what is wrong with the URL.
     """
+    if not isinstance(url, str):
+        raise ValueError(f"url: {shown(url)} is not text; use host:port")
     scheme, separator, rest = url.strip().partition("://")
     if not separator:
         scheme, rest = "grpc", scheme

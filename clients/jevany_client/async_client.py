@@ -9,9 +9,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from jevany_backend.protocol import JSON, DecisionError, InternalError, Question
+from jevany_backend.protocol.json_content import shown
 from jevany_client.address import parse_address
-from jevany_client.attempts import PROBE_PAUSE, PROBE_SECONDS, Attempts, Deadline
-from jevany_client.errors import about_question, error_from, not_ready
+from jevany_client.attempts import PROBE_PAUSE, PROBE_SECONDS, Attempts, Deadline, check_concurrency, check_seconds
+from jevany_client.errors import about_question, check_model, error_from, not_ready
 from jevany_client.messages import (
     Decision,
     Reply,
@@ -41,11 +42,12 @@ class AsyncClient:
         url: ``host:port`` or ``grpc://host:port`` for gRPC, ``http://host:port`` for HTTP, ``grpcs://`` or
             ``https://`` for TLS, with the certificate authorities that the system trusts.
         model: The model's name on the server.
-        timeout: Seconds that a call may take, retries included, unless the call says otherwise. The server is told.
+        timeout: Seconds that a call may take, retries included, unless the call says otherwise; above 0, at most a day.
+            The server is told.
         concurrency: How many questions of `decide_all` are asked at a time, over all of its calls.
 
     Raises:
-        ValueError: A bad URL, timeout or concurrency.
+        ValueError: A bad URL, model, timeout or concurrency.
     """
 
     def __init__(
@@ -53,9 +55,9 @@ class AsyncClient:
     ) -> None:
         self._address = parse_address(url)
         self._timeout = Deadline(timeout).seconds
-        if concurrency < 1:
-            raise ValueError(f"concurrency: {concurrency} is not a positive number")
-        self._slots = asyncio.Semaphore(concurrency)
+        self._slots = asyncio.Semaphore(check_concurrency(concurrency))
+        if not isinstance(model, str):
+            raise ValueError(f"model: {shown(model)} is not text")
         self.model = model
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -97,7 +99,7 @@ class AsyncClient:
 
     async def wait_until_ready(self, timeout: float) -> None:
         """Wait until the model answers; see `Client.wait_until_ready`."""
-        end = time.monotonic() + timeout
+        end = time.monotonic() + check_seconds(timeout, least=0)
         while (reason := await self._probe()) is not None:
             if time.monotonic() + PROBE_PAUSE > end:
                 raise reason
@@ -137,6 +139,7 @@ class AsyncClient:
             raise about_question(error, identifier) from error
 
     async def _ask(self, request: bytes, deadline: Deadline) -> Reply:
+        check_model(self._address, self.model)
         attempts = Attempts(deadline)
         while True:
             transport = self._transport()
@@ -158,6 +161,7 @@ class AsyncClient:
         """Return why the model does not answer, None if it does."""
         transport = self._transport()
         try:
+            check_model(self._address, self.model)
             async with asyncio.timeout(PROBE_SECONDS):
                 if await transport.model_ready(self.model, PROBE_SECONDS):
                     return None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import random
 import time
+from numbers import Real
+from typing import Any
 
 from jevany_backend.protocol import DecisionError, NotReady
+from jevany_backend.protocol.json_content import shown
 from jevany_client.errors import Unavailable
 
 # Pauses before the second, third and fourth attempt, in seconds, before jitter.
@@ -21,6 +23,39 @@ PROBE_PAUSE = 0.2
 RETRIED = (Unavailable, NotReady)
 
 
+# The longest that a call may take. Beyond some years gRPC's arithmetic overflows, and the call would be over at once.
+MAX_SECONDS = 86_400
+
+
+def check_seconds(seconds: Any, *, least: float | None = None) -> float:
+    """Return a timeout, in seconds, as a float.
+
+    Args:
+        seconds: Any value.
+        least: The smallest that is allowed; None: anything above 0.
+
+    Raises:
+        ValueError: Not a number, or outside the range.
+    """
+    # A bool is a number to Python, and a mistake here. NaN is a number too, but within no bounds.
+    number: Any = None if isinstance(seconds, bool) or not isinstance(seconds, Real) else seconds
+    if number is not None and (number > 0 if least is None else number >= least) and number <= MAX_SECONDS:
+        return float(number)
+    bounds = f"{'above 0' if least is None else f'from {least:g}'} to {MAX_SECONDS} (a day)"
+    raise ValueError(f"timeout: needs seconds {bounds}, not {shown(seconds)}")
+
+
+def check_concurrency(concurrency: Any) -> int:
+    """Return how many questions are asked at a time.
+
+    Raises:
+        ValueError: Not a whole number of at least 1.
+    """
+    if not isinstance(concurrency, int) or isinstance(concurrency, bool) or concurrency < 1:
+        raise ValueError(f"concurrency: {shown(concurrency)} is not a whole number of at least 1")
+    return concurrency
+
+
 class Deadline:
     """The moment by which a call has to be over.
 
@@ -28,14 +63,12 @@ class Deadline:
         seconds: From now.
 
     Raises:
-        ValueError: Not a positive, finite number.
+        ValueError: Not a number above 0 and at most `MAX_SECONDS`.
     """
 
     def __init__(self, seconds: float) -> None:
-        if not (math.isfinite(seconds) and seconds > 0):
-            raise ValueError(f"timeout: {seconds} is not a positive number of seconds")
-        self.seconds = seconds
-        self._end = time.monotonic() + seconds
+        self.seconds = check_seconds(seconds)
+        self._end = time.monotonic() + self.seconds
 
     def remaining(self) -> float:
         """Return the seconds left.

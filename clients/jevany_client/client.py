@@ -13,9 +13,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from jevany_backend.protocol import JSON, DecisionError, InternalError, Question
+from jevany_backend.protocol.json_content import shown
 from jevany_client.address import Address, parse_address
-from jevany_client.attempts import PROBE_PAUSE, PROBE_SECONDS, Attempts, Deadline
-from jevany_client.errors import Unavailable, about_question, error_from, not_ready
+from jevany_client.attempts import PROBE_PAUSE, PROBE_SECONDS, Attempts, Deadline, check_concurrency, check_seconds
+from jevany_client.errors import Unavailable, about_question, check_model, error_from, not_ready
 from jevany_client.messages import (
     Decision,
     Reply,
@@ -44,17 +45,19 @@ class Client:
     timeout. Timeouts, refused requests, full queues and faults of the server are never tried again.
 
     Errors: every failed call raises a `DecisionError`: one of the protocol's own, or `Unavailable`, `Overloaded`,
-    `DeadlineExceeded`, `UnknownModel`. What is wrong with a state or question is found before anything is sent.
+    `DeadlineExceeded`, `UnknownModel`. What is wrong with a state or question is found before anything is sent. A
+    timeout out of its range is a `ValueError`.
 
     Args:
         url: ``host:port`` or ``grpc://host:port`` for gRPC, ``http://host:port`` for HTTP, ``grpcs://`` or
             ``https://`` for TLS, with the certificate authorities that the system trusts.
         model: The model's name on the server.
-        timeout: Seconds that a call may take, retries included, unless the call says otherwise. The server is told.
+        timeout: Seconds that a call may take, retries included, unless the call says otherwise; above 0, at most a day.
+            The server is told.
         concurrency: How many questions of `decide_all` are asked at a time, over all of its calls.
 
     Raises:
-        ValueError: A bad URL, timeout or concurrency.
+        ValueError: A bad URL, model, timeout or concurrency.
     """
 
     def __init__(
@@ -62,9 +65,9 @@ class Client:
     ) -> None:
         self._address = parse_address(url)
         self._timeout = Deadline(timeout).seconds
-        if concurrency < 1:
-            raise ValueError(f"concurrency: {concurrency} is not a positive number")
-        self._concurrency = concurrency
+        self._concurrency = check_concurrency(concurrency)
+        if not isinstance(model, str):
+            raise ValueError(f"model: {shown(model)} is not text")
         self.model = model
         self._closed = False
         self._connections = _Connections()
@@ -135,15 +138,16 @@ class Client:
         """Wait until the model answers.
 
         Args:
-            timeout: Seconds. The server is asked at least once, and gets up to 5 s for its answer.
+            timeout: Seconds, from 0 to a day. The server is asked at least once, and gets up to 5 s for its answer.
 
         Raises:
+            ValueError: The timeout is out of its range.
             Unavailable: The server could not be reached.
             UnknownModel: The server has no such model.
             NotReady: The model did not get ready.
             DeadlineExceeded: The server did not answer.
         """
-        end = time.monotonic() + timeout
+        end = time.monotonic() + check_seconds(timeout, least=0)
         while (reason := self._probe()) is not None:
             if time.monotonic() + PROBE_PAUSE > end:
                 raise reason
@@ -184,6 +188,7 @@ class Client:
             raise about_question(error, identifier) from error
 
     def _ask(self, request: bytes, deadline: Deadline, stop: Stop | None) -> Reply:
+        check_model(self._address, self.model)
         attempts = Attempts(deadline)
         while True:
             transport = self._transport()
@@ -199,6 +204,7 @@ class Client:
         """Return why the model does not answer, None if it does."""
         transport = self._transport()
         try:
+            check_model(self._address, self.model)
             if transport.model_ready(self.model, PROBE_SECONDS):
                 return None
         except Exception as exception:

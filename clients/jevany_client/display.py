@@ -41,8 +41,8 @@ def print_reply(console: Console, reply: dict[str, Any], title: str = "") -> Non
 def _print_answer(console: Console, name: str, answer: dict[str, Any]) -> None:
     head = Text(f"{name}  {answer['type']:<6}  ")
     if answer["type"] == "noul":
-        head.append(f"{answer['noul']:.2f}", style="bold")
-        head.append("  ").append(_bar(console, answer["noul"]), style="cyan").append("  yes")
+        head.append(f"{_likelier(answer['noul']):<4}", style="bold").append(f" (yes {answer['noul']:.2f})  ")
+        head.append(_bar(console, answer["noul"]), style="cyan")
         _print(console, head)
         return
     result = answer["choice"] if answer["type"] == "choice" else f"{answer['score']:.2f}"
@@ -50,6 +50,12 @@ def _print_answer(console: Console, name: str, answer: dict[str, Any]) -> None:
     _print(console, head)
     names = answer["probabilities"] if answer["type"] == "choice" else _level_names(answer["legend"])
     _print_options(console, names, answer["probabilities"])
+
+
+def _likelier(noul: float) -> str:
+    if noul == 0.5:
+        return "even"
+    return "yes" if noul > 0.5 else "no"
 
 
 def _level_names(legend: dict[str, Any]) -> dict[str, str]:

@@ -91,8 +91,7 @@ def _error_from_reply(text: str, status: str | None, address: Address, model: st
     if status in ("502", "503"):
         return Unavailable(f"{address} answers {status}: {text}")
     if status in ("StatusCode.UNAVAILABLE", "StatusCode.CANCELLED"):
-        hint = "; is it the HTTP port?" if _CANNOT_CONNECT.match(text) and text.endswith("Socket closed") else ""
-        return Unavailable(f"cannot reach {address}: {_CANNOT_CONNECT.sub('', text)}{hint}")
+        return Unavailable(f"cannot reach {address}: {_CANNOT_CONNECT.sub('', text)}")
     return InternalError(f"{address} answers {(status or 'nothing').removeprefix('StatusCode.')}: {text}")
 
 
@@ -102,6 +101,16 @@ def _coded_error(code: str, message: str) -> DecisionError:
         path, _, problem = message.partition(": ")
         return InvalidRequest(path, problem)
     return kind(message)
+
+
+def check_model(address: Address, model: str) -> None:
+    """Refuse a name that no model has and that, as a part of an HTTP path, would ask for something else.
+
+    Raises:
+        UnknownModel: The name is empty, a step of a path, has a slash or is not text.
+    """
+    if model in ("", ".", "..") or "/" in model or model != model.encode(errors="replace").decode():
+        raise _unknown(address, model)
 
 
 def _unknown(address: Address, model: str) -> UnknownModel:

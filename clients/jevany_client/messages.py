@@ -15,6 +15,7 @@ from jevany_backend.protocol import (
     MAX_QUESTIONS,
     MAX_REQUEST_BYTES,
     Choice,
+    DecisionError,
     InternalError,
     InvalidRequest,
     Noul,
@@ -23,7 +24,8 @@ from jevany_backend.protocol import (
     TooLong,
     question_to_json,
 )
-from jevany_backend.protocol.json_content import check_content, check_key
+from jevany_backend.protocol.json_content import check_content, check_key, counted
+from jevany_client.errors import about_question
 
 
 @dataclass(frozen=True)
@@ -118,11 +120,18 @@ def encode_requests(state: JSON, questions: Mapping[str, Question]) -> dict[str,
     if not isinstance(questions, Mapping):
         raise InvalidRequest("questions", f"needs questions by id, not {type(questions).__name__}")
     if not 1 <= len(questions) <= MAX_QUESTIONS:
-        raise InvalidRequest("questions", f"{len(questions)} questions; needs 1 to {MAX_QUESTIONS}")
+        raise InvalidRequest("questions", f"{counted(len(questions), 'question')}; needs 1 to {MAX_QUESTIONS}")
     shared = encode_state(state)
     for identifier in questions:
         check_key(identifier, "questions")
-    return {identifier: encode_request(shared, question) for identifier, question in questions.items()}
+    return {identifier: _encode_one_of_many(shared, identifier, question) for identifier, question in questions.items()}
+
+
+def _encode_one_of_many(state: bytes, identifier: str, question: Question) -> bytes:
+    try:
+        return encode_request(state, question)
+    except DecisionError as error:
+        raise about_question(error, identifier) from None
 
 
 def _encode(value: JSON) -> bytes:

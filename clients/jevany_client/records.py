@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
-from jevany_backend.protocol import JSON, DecisionRequest, InvalidRequest, request_from_json
-from jevany_backend.protocol.json_content import parse_json
-
-_REQUEST_FIELDS = ("state", "question", "questions", "model", "media")
-_QUESTION_FIELDS = ("type", "instructions", "criteria")
-
-# What data files carry beside the request. Any other field we do not know may be a typing error.
-_BOOKKEEPING = ("id", "label")
+from jevany_backend.protocol import JSON, REQUEST_FIELDS, DecisionRequest, InvalidRequest, request_from_json
+from jevany_backend.protocol.json_content import check_content, parse_json
 
 
 @dataclass(frozen=True)
@@ -25,7 +18,7 @@ class Record:
     Attributes:
         request: The request.
         labels: The record's ``id``, when it has one, under that key: it goes into the reply.
-        ignored: The fields that were passed over and may be typing errors; those of questions as ``questions.*.name``.
+        ignored: The fields beside those of a request that were passed over, such as a data set's labels.
     """
 
     request: DecisionRequest
@@ -40,10 +33,20 @@ class Source:
     Attributes:
         many: Whether it is JSONL.
         texts: The line each request begins on, from 1, and its JSON.
+        more: Those that have yet to come in, None where all are there.
     """
 
     many: bool
     texts: list[tuple[int, bytes]]
+    more: AsyncIterator[tuple[int, bytes]] | None = None
+
+    async def each(self) -> AsyncIterator[tuple[int, bytes]]:
+        """Yield every text with its line, as it comes in."""
+        for text in self.texts:
+            yield text
+        if self.more is not None:
+            async for text in self.more:
+                yield text
 
 
 def split(data: bytes, name: str) -> Source:
@@ -61,12 +64,36 @@ def split(data: bytes, name: str) -> Source:
     data = data.removeprefix(codecs.BOM_UTF8)
     lines = [(number, line) for number, line in enumerate(data.split(b"\n"), 1) if line.strip()]
     named_so = name.lower().endswith((".jsonl", ".ndjson"))
-    if lines and not named_so and (_is_json(data) or not any(_is_json(line) for _, line in lines[:2])):
+    if lines and not named_so and (is_json(data) or not any(is_json(line) for _, line in lines[:2])):
         return Source(many=False, texts=[(lines[0][0], data)])
     return Source(many=named_so or len(lines) > 1, texts=lines)
 
 
-def _is_json(text: bytes) -> bool:
+async def follow(lines: AsyncIterator[bytes]) -> Source:
+    """Find the requests in what comes in line by line.
+
+    It is JSONL as soon as its first line is JSON, though that may be the only one. Otherwise see `split`.
+    """
+    head: list[bytes] = []
+    async for line in lines:
+        text = line if head else line.removeprefix(codecs.BOM_UTF8)
+        head.append(line)
+        if is_json(text):
+            return Source(many=True, texts=[(len(head), text)], more=_numbered(lines, len(head) + 1))
+        if text.strip():
+            break
+    return split(b"\n".join([*head, *[line async for line in lines]]), "-")
+
+
+async def _numbered(lines: AsyncIterator[bytes], number: int) -> AsyncIterator[tuple[int, bytes]]:
+    async for line in lines:
+        if line.strip():
+            yield number, line
+        number += 1
+
+
+def is_json(text: bytes) -> bool:
+    """Return whether a text is one JSON document."""
     try:
         json.loads(text)
     except (ValueError, RecursionError):
@@ -83,32 +110,32 @@ def read_record(text: bytes) -> Record:
     value = parse_json(text)
     if not isinstance(value, dict):
         return Record(request_from_json(value))  # Raises the error that says so.
-    ignored = _unknown(value, _REQUEST_FIELDS)
-    request = {key: value[key] for key in _REQUEST_FIELDS if key in value}
-    if "question" in request:
-        request["question"] = _known(request["question"], ignored)
-    if isinstance(request.get("questions"), dict):
-        request["questions"] = {name: _known(question, ignored) for name, question in request["questions"].items()}
+    labels = _labels(value)
+    ignored = frozenset(value) - {*REQUEST_FIELDS, *labels}
     try:
-        parsed = request_from_json(request)
+        parsed = request_from_json({key: value[key] for key in REQUEST_FIELDS if key in value})
     except InvalidRequest as error:
-        if not ignored:
+        if not ignored or error.path in value or error.path not in REQUEST_FIELDS:
             raise
         # Most likely the reason: the misspelt field is the missing one.
         raise InvalidRequest(error.path, f"{error.problem} ({ignored_note(ignored)})") from None
-    labels = {"id": value["id"]} if "id" in value else {}
-    return Record(parsed, labels, frozenset(ignored))
+    return Record(parsed, labels, ignored)
 
 
-def _known(question: Any, ignored: set[str]) -> Any:
-    if not isinstance(question, dict):
-        return question
-    ignored.update(f"questions.*.{name}" for name in _unknown(question, _QUESTION_FIELDS))
-    return {key: question[key] for key in _QUESTION_FIELDS if key in question}
+def read_labels(text: bytes) -> dict[str, JSON]:
+    """Return the labels of a record that is no request; none where it is not even JSON with labels."""
+    try:
+        value = json.loads(text)
+        return _labels(value) if isinstance(value, dict) else {}
+    except (ValueError, RecursionError, InvalidRequest):
+        return {}
 
 
-def _unknown(value: dict[str, Any], fields: tuple[str, ...]) -> set[str]:
-    return {key for key in value if key not in fields and key not in _BOOKKEEPING and not key.startswith("_")}
+def _labels(value: dict[str, JSON]) -> dict[str, JSON]:
+    if "id" not in value:
+        return {}
+    check_content(value["id"], "id")
+    return {"id": value["id"]}
 
 
 def ignored_note(names: Iterable[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -65,24 +66,32 @@ def test_records_keep_their_order_and_id_and_fail_alone(url: str) -> None:
     data = _lines(
         {"id": "a", "state": "one", "question": NOUL, "label": 1},
         {"id": "long", "state": "word " * 50_000, "question": NOUL},
-        {"state": "three", "questions": {"team": TEAM | {"label": "x"}}, "tier": "easy"},
+        {"state": "three", "questions": {"team": TEAM}, "tier": "easy"},
         {"id": 4, "state": "four", "question": {"type": "choice"}},
         {"id": "é", "state": "five", "question": NOUL},
     ).replace(b'{"id": "long"', b'\n{"state": \n\n{"id": "long"')
     done = _run(url, "decide", "-", "--json", "--concurrency", "2", stdin=b"\xef\xbb\xbf" + data)
     assert done.returncode == 1
     replies = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [reply.get("id") for reply in replies] == ["a", None, "é"]
-    assert [list(reply)[-4:] for reply in replies] == [
-        ["model", "answer", "usage", "latency_ms"],
+    assert [reply.get("id") for reply in replies] == ["a", None, "long", None, 4, "é"]
+    assert [list(reply) for reply in replies] == [
+        ["id", "model", "answer", "usage", "latency_ms"],
+        ["error", "line"],
+        ["id", "error", "line"],
         ["model", "answers", "usage", "latency_ms"],
-        ["model", "answer", "usage", "latency_ms"],
+        ["id", "error", "line"],
+        ["id", "model", "answer", "usage", "latency_ms"],
+    ]
+    assert [(reply["line"], reply["error"]["code"]) for reply in replies if "error" in reply] == [
+        (3, "invalid_request"),
+        (5, "context_length_exceeded"),
+        (7, "invalid_request"),
     ]
     errors = done.stderr.splitlines()
     assert errors[0] == "jevany: line 3: invalid_request: request: not JSON: Expecting value at column 11"
-    assert errors[1].startswith("jevany: line 5: context_length_exceeded: state: ")
-    assert errors[2].startswith("jevany: line 7: invalid_request: question.criteria: missing")
-    assert errors[3] == "jevany: unknown fields ignored: tier"
+    assert errors[1].startswith("jevany: line 5 (id long): context_length_exceeded: state: ")
+    assert errors[2].startswith("jevany: line 7 (id 4): invalid_request: question.criteria: missing")
+    assert errors[3] == "jevany: unknown fields ignored: label, tier"
     assert errors[4].startswith("jevany: 3 of 6 answered in ")
     assert errors[4].endswith("; failed: context_length_exceeded 1, invalid_request 2")
     assert len(errors) == 5
@@ -94,6 +103,50 @@ def test_many_records(url: str) -> None:
     assert done.returncode == 0
     assert [json.loads(line)["id"] for line in done.stdout.splitlines()] == list(range(20))
     assert done.stderr.startswith("jevany: 20 of 20 answered in ")
+
+
+@pytest.mark.parametrize("options", [["--json"], []])
+def test_a_pipe_is_answered_line_by_line(url: str, options: list[str]) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "decide", "--url", url, *options],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    for identifier in ("first", "second"):
+        process.stdin.write(_lines({"id": identifier, "state": "Now!", "question": NOUL}))
+        process.stdin.flush()
+        # The next request is written only after this answer.
+        assert identifier.encode() in process.stdout.readline()
+        if not options:
+            assert process.stdout.readline().startswith(b"answer  noul  ")
+            assert process.stdout.readline().startswith(b"jevany-tiny: ")
+    output, errors = process.communicate(timeout=30)
+    assert (process.returncode, output) == (0, b"")
+    assert errors.startswith(b"jevany: 2 of 2 answered in ")
+
+
+def test_one_line_from_a_pipe_is_like_one_request(server: TritonServer) -> None:
+    done = _run(server.grpc_url, "decide", stdin=_lines({"state": "Now!", "question": NOUL}))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["answer", "jevany-tiny:"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["decide", "--state", "x", "--noul", "?"], ["decide", "-", "--json"], ["models"], ["ready"]]
+)
+def test_a_full_disk_is_one_line(server: TritonServer, arguments: list[str]) -> None:
+    for output, says in (("> /dev/full", "No space left on device"), (">&-", "it is closed")):
+        done = subprocess.run(
+            ["bash", "-c", f"{shlex.join([*COMMAND, *arguments])} {output}"],
+            input=_lines({"state": "x", "question": NOUL}),
+            stderr=subprocess.PIPE,
+            env=os.environ | {"JEVANY_URL": server.grpc_url},
+            timeout=60,
+        )
+        assert (done.returncode, done.stderr.decode()) == (1, f"jevany: standard output: {says}\n")
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
@@ -137,10 +190,11 @@ def test_ready_and_models(url: str) -> None:
 
 
 def test_an_unknown_model_is_one_line(url: str) -> None:
-    for command in (["ready", "--wait", "0.3"], ["decide", "--state", "x", "--noul", "?"]):
-        done = _run(url, *command, "--model", "jevany-huge")
-        assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr == f"jevany: unknown_model: {url} has no model 'jevany-huge'\n"
+    for model in ("jevany-huge", "", "../jevany-tiny", "jevany-tiny/versions/1"):
+        for command in (["ready", "--wait", "0.3"], ["decide", "--state", "x", "--noul", "?"]):
+            done = _run(url, *command, "--model", model)
+            assert (done.returncode, done.stdout) == (1, "")
+            assert done.stderr == f"jevany: unknown_model: {url} has no model {model!r}\n"
 
 
 def test_a_run_that_cannot_work_stops_at_once(url: str) -> None:
@@ -151,6 +205,21 @@ def test_a_run_that_cannot_work_stops_at_once(url: str) -> None:
         "jevany: stopped at line 1: every other would fail alike",
     ]
     assert len(done.stderr.splitlines()) == 3
+    assert done.stdout == ""
+
+
+def test_but_leaves_a_line_for_every_request_as_json(url: str) -> None:
+    records = [{"id": i, "state": i, "question": NOUL} for i in range(50)]
+    done = _run(url, "decide", "--json", stdin=_lines(*records), JEVANY_MODEL="no")
+    assert done.returncode == 1
+    error = {"code": "unknown_model", "message": f"{url} has no model 'no'"}
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [
+        {"id": i, "error": error, "line": i + 1} for i in range(50)
+    ]
+    first, stopped, summary = done.stderr.splitlines()
+    assert first == f"jevany: line 1 (id 0): unknown_model: {url} has no model 'no'"
+    assert stopped == "jevany: stopped at line 1: every other would fail alike"
+    assert summary.startswith("jevany: 0 of 50 answered in ")
 
 
 @pytest.mark.parametrize("scheme", ["grpc", "http"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from jevany_client.address import parse_address
@@ -40,8 +42,12 @@ def test_the_scheme_is_the_protocol(url: str, meant: str) -> None:
         ("grpc://host/path", "no path"),
         ("http://me:secret@host", "no user"),
         ("http://host?x=1", "no user, query or fragment"),
+        (None, "url: None is not text"),
+        (8001, "url: 8001 is not text"),
+        (b"localhost:8001", "url: bytes is not text"),
+        (["localhost"], "url: a list is not text"),
     ],
 )
-def test_a_bad_address_is_named(url: str, problem: str) -> None:
+def test_a_bad_address_is_named(url: Any, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         parse_address(url)

@@ -10,16 +10,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
+import tritonclient.grpc as triton
+import tritonclient.grpc.aio as triton_aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import serialize_byte_tensor
 
 from jevany_backend.protocol import DecisionError, InternalError, InvalidRequest, NotReady, Noul, OutOfMemory, answer
-from jevany_client import AsyncClient, Client, DeadlineExceeded, Decision, Overloaded, Unavailable
+from jevany_client import AsyncClient, Client, DeadlineExceeded, Decision, Overloaded, Unavailable, UnknownModel
 
 QUESTION = Noul("Urgent?")
 Ask = Callable[..., Any]
@@ -147,7 +150,7 @@ def test_refusals_and_faults_are_not_tried_again(
 def test_the_server_knows_the_deadline(service: tuple[Service, str], ask: Ask) -> None:
     endpoint, url = service
     ask(url, "decide", "text", QUESTION, timeout=7)
-    assert 5 < endpoint.seconds_left <= 7
+    assert 5 < endpoint.seconds_left < 7.1  # gRPC rounds what it sends.
     assert 5_000_000 < endpoint.queue_timeout <= 7_000_000
 
 
@@ -316,14 +319,97 @@ def test_nobody_there(scheme: str, ask: Ask) -> None:
             client.models()
 
 
-@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf")])
-def test_a_timeout_is_a_number_of_seconds(timeout: float, ask: Ask) -> None:
-    with pytest.raises(ValueError, match="timeout"):
+@pytest.mark.parametrize("addresses", ["127.0.0.1:{http},127.0.0.2:{closed}", "127.0.0.2:{closed},127.0.0.1:{http}"])
+def test_the_http_port_is_told_whichever_address_grpc_tried_last(
+    addresses: str, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint = Endpoint(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+    with socket.create_server(("127.0.0.2", 0)) as listener:
+        closed = listener.getsockname()[1]
+    http = endpoint.url.rpartition(":")[2]
+
+    # Stands in for a name, such as localhost, that has an address on which nobody listens.
+    for module in (triton, triton_aio):
+
+        class ByName(module.InferenceServerClient):  # type: ignore[name-defined]
+            def __init__(self, target: str, **settings: Any) -> None:
+                super().__init__(f"ipv4:{addresses.format(http=http, closed=closed)}", **settings)
+
+        monkeypatch.setattr(module, "InferenceServerClient", ByName)
+    url = f"grpc://localhost:{http}"
+    says = f"^cannot reach {url}: it answers in HTTP, not in gRPC; is it the HTTP port\\?$"
+    try:
+        with pytest.raises(Unavailable, match=says):
+            ask(url, "decide", "text", QUESTION)
+        with pytest.raises(Unavailable, match=says.replace("cannot", "question 'a': cannot")):
+            ask(url, "decide_all", "text", {"a": QUESTION})
+        with Client(url) as client:
+            with pytest.raises(Unavailable, match=says):
+                client.wait_until_ready(0)
+            with pytest.raises(Unavailable, match=says):
+                client.models()
+    finally:
+        endpoint.stop()
+
+
+NO_TIMEOUTS = [-1, float("nan"), float("inf"), 86_401, 1e10, 10**400, True, "a", "1", [1]]
+
+
+@pytest.mark.parametrize("timeout", [0, *NO_TIMEOUTS])
+def test_a_timeout_is_a_number_of_seconds_up_to_a_day(timeout: Any, ask: Ask) -> None:
+    says = r"^timeout: needs seconds above 0 to 86400 \(a day\), not .+$"
+    with pytest.raises(ValueError, match=says):
         ask("localhost:1", "decide", "text", QUESTION, timeout=timeout)
-    with pytest.raises(ValueError, match="timeout"):
-        Client(timeout=timeout)
-    with pytest.raises(ValueError, match="concurrency"):
-        AsyncClient(concurrency=0)
+    with pytest.raises(ValueError, match=says):
+        ask("localhost:1", "decide_all", "text", {"a": QUESTION}, timeout=timeout)
+    for kind in (Client, AsyncClient):
+        with pytest.raises(ValueError, match=says):
+            kind(timeout=timeout)
+
+
+@pytest.mark.parametrize("timeout", [None, *NO_TIMEOUTS])
+def test_a_wait_is_a_number_of_seconds_from_0_to_a_day(timeout: Any, ask: Ask) -> None:
+    says = r"^timeout: needs seconds from 0 to 86400 \(a day\), not .+$"
+    with pytest.raises(ValueError, match=says):
+        ask("localhost:1", "wait_until_ready", timeout=timeout)
+
+
+@pytest.mark.parametrize("timeout", [86_400, 86_400.0, Fraction(1, 2) + 20, np.float32(20)])
+def test_a_timeout_may_be_a_day_and_any_kind_of_number(timeout: Any, service: tuple[Service, str], ask: Ask) -> None:
+    assert ask(service[1], "decide", "text", QUESTION, timeout=timeout).answer["noul"] == 0.75
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"concurrency": 0}, "concurrency: 0 is not a whole number of at least 1"),
+        ({"concurrency": 2.5}, "concurrency: 2.5 is not"),
+        ({"concurrency": True}, "concurrency: True is not"),
+        ({"concurrency": "a"}, "concurrency: 'a' is not"),
+        ({"url": None}, "url: None is not text"),
+        ({"model": None}, "model: None is not text"),
+        ({"model": b"jevany-tiny"}, "model: bytes is not text"),
+    ],
+)
+def test_a_bad_setting_is_named(kind: Callable[..., Any], settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        kind(**settings)
+
+
+@pytest.mark.parametrize("scheme", ["grpc", "http"])
+@pytest.mark.parametrize("model", ["", "..", "../x", "x/versions/1", "\udcff"])
+def test_a_name_that_no_model_has_is_not_asked_for(
+    scheme: str, model: str, ask: Ask, service: tuple[Service, str], silent: Endpoint
+) -> None:
+    url = service[1] if scheme == "grpc" else silent.url
+    with pytest.raises(UnknownModel, match="has no model"):
+        ask(url, "decide", "text", QUESTION, model=model)
+    with pytest.raises(UnknownModel, match=r"^question 'a': .* has no model"):
+        ask(url, "decide_all", "text", {"a": QUESTION}, model=model)
+    with pytest.raises(UnknownModel, match="has no model"):
+        ask(url, "wait_until_ready", model=model, timeout=0)
+    assert service[0].calls == silent.asked.qsize() == 0
 
 
 def test_an_async_client_stays_in_its_loop(service: tuple[Service, str]) -> None:

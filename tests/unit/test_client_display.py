@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from jevany_backend.protocol import Choice, Noul, Question, Score, answer
@@ -28,7 +29,7 @@ def test_every_type_of_answer() -> None:
     lines = _printed({name: answer(*question) for name, question in asked.items()})
     assert lines == [
         "ticket [bold]7[/bold]",
-        "upset    noul    0.75  ###############.....  yes",
+        "upset    noul    yes  (yes 0.75)  ###############.....",
         "team     choice  billing  confidence 0.80",
         "    billing   0.90  ##################..",
         "    shipping  0.10  ##..................",
@@ -37,6 +38,20 @@ def test_every_type_of_answer() -> None:
         "    1 {'now': True}  0.50  ##########..........",
         "m: 5 tokens in, 2 out, 1.2 ms",
     ]
+
+
+@pytest.mark.parametrize(
+    ("probability", "line"),
+    [
+        (0.01, "a  noul    no   (yes 0.01)  ...................."),
+        (0.49, "a  noul    no   (yes 0.49)  ##########.........."),
+        (0.5, "a  noul    even (yes 0.50)  ##########.........."),
+        (0.51, "a  noul    yes  (yes 0.51)  ##########.........."),
+        (0.99, "a  noul    yes  (yes 0.99)  ####################"),
+    ],
+)
+def test_a_noul_says_what_is_more_probable(probability: float, line: str) -> None:
+    assert _printed({"a": answer(Noul("?"), [1 - probability, probability])})[1] == line
 
 
 def test_random_weights_are_shown() -> None:

@@ -27,6 +27,7 @@ from jevany_client.errors import (
     Unavailable,
     UnknownModel,
     about_question,
+    check_model,
     error_from,
     not_ready,
 )
@@ -90,12 +91,6 @@ def test_an_invalid_request_keeps_its_path() -> None:
             Unavailable,
             "cannot reach grpc://localhost:8001: ipv4:127.0.0.1:8001: Connection refused",
         ),
-        (
-            "failed to connect to all addresses; last error: UNAVAILABLE: ipv4:127.0.0.1:8000: Socket closed",
-            "StatusCode.UNAVAILABLE",
-            Unavailable,
-            "is it the HTTP port",
-        ),
         ("Socket closed", "StatusCode.UNAVAILABLE", Unavailable, "Socket closed"),
         ("bad gateway", "502", Unavailable, "answers 502"),
         ("Stub process 'x' is not healthy.", "StatusCode.INTERNAL", InternalError, "answers INTERNAL"),
@@ -124,6 +119,17 @@ def test_errors_of_the_way(exception: Exception, kind: type[DecisionError], says
     error = _error(exception)
     assert type(error) is kind
     assert says in error.message
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/versions/1", "\udcff"])
+def test_a_name_that_no_model_has(name: str) -> None:
+    with pytest.raises(UnknownModel, match=r"^grpc://localhost:8001 has no model '"):
+        check_model(ADDRESS, name)
+
+
+@pytest.mark.parametrize("name", ["jevany-tiny", "a b", "été", "..x", "%2e%2e"])
+def test_a_name_that_a_model_may_have(name: str) -> None:
+    check_model(ADDRESS, name)
 
 
 def test_what_may_be_tried_again() -> None:

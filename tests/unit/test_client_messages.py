@@ -78,6 +78,7 @@ def test_a_question_must_be_one() -> None:
         ({str(i): Noul() for i in range(65)}, "65 questions"),
         ({1: Noul()}, "1 is not a string"),
         ([Noul()], "needs questions by id, not list"),
+        ({"a": Noul(), "b": "x"}, r"^questions\.b: needs a Noul, Choice or Score, not str$"),
     ],
 )
 def test_questions_come_by_id(questions: Any, problem: str) -> None:
@@ -88,6 +89,8 @@ def test_questions_come_by_id(questions: Any, problem: str) -> None:
 def test_a_request_beyond_the_limit_is_not_sent() -> None:
     with pytest.raises(TooLong, match=f"the limit is {MAX_REQUEST_BYTES}"):
         encode_request(encode_state("x" * MAX_REQUEST_BYTES), Noul())
+    with pytest.raises(TooLong, match=r"^question 'long': request: \d+ bytes"):
+        encode_requests("text", {"short": Noul(), "long": Noul("x" * MAX_REQUEST_BYTES)})
 
 
 def _reply(question: Question, probabilities: list[float], latency: float = 1.5) -> Reply:

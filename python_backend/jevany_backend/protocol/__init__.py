@@ -15,6 +15,7 @@ from jevany_backend.protocol.json_content import JSON, MAX_DEPTH, MAX_REQUEST_BY
 from jevany_backend.protocol.questions import (
     MAX_OPTIONS,
     MAX_QUESTIONS,
+    REQUEST_FIELDS,
     Choice,
     DecisionRequest,
     Noul,
@@ -33,6 +34,7 @@ __all__ = [
     "MAX_OPTIONS",
     "MAX_QUESTIONS",
     "MAX_REQUEST_BYTES",
+    "REQUEST_FIELDS",
     "Choice",
     "DecisionError",
     "DecisionRequest",

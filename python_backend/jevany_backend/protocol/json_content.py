@@ -35,7 +35,9 @@ def parse_json(data: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise InvalidRequest("request", f"not UTF-8 at byte {error.start}") from None
     except json.JSONDecodeError as error:
-        raise InvalidRequest("request", f"not JSON: {error.msg} at line {error.lineno} column {error.colno}") from None
+        # Python's reasons end as it would go on: "starting at", "Invalid \\escape: ".
+        reason = error.msg.rstrip(": ").removesuffix(" at")
+        raise InvalidRequest("request", f"not JSON: {reason} at line {error.lineno} column {error.colno}") from None
     except RecursionError:
         raise InvalidRequest("request", f"nested more than {MAX_DEPTH} levels deep") from None
     except ValueError:  # Python refuses to convert integers of more than 4,300 digits.
@@ -158,6 +160,11 @@ def kind_of(value: object) -> str:
     """Return what kind of JSON value ``value`` is, with its article; for another value, its type's name."""
     names = {dict: "an object", list: "a list", str: "text", bool: "a boolean", int: "a number", float: "a number"}
     return "null" if value is None else names.get(type(value), type(value).__name__)
+
+
+def counted(count: int, what: str) -> str:
+    """Return a count as an error message shows it, as in ``1 level`` and ``0 levels``."""
+    return f"{count} {what if count == 1 else f'{what}s'}"
 
 
 def render(value: JSON) -> str:

@@ -7,10 +7,22 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
 from jevany_backend.protocol.errors import InvalidRequest, Unsupported
-from jevany_backend.protocol.json_content import JSON, check_content, check_key, kind_of, parse_json, render, shown
+from jevany_backend.protocol.json_content import (
+    JSON,
+    check_content,
+    check_key,
+    counted,
+    kind_of,
+    parse_json,
+    render,
+    shown,
+)
 
 MAX_QUESTIONS = 64
 MAX_OPTIONS = 4096
+
+REQUEST_FIELDS = ("state", "question", "questions", "model", "media")
+QUESTION_FIELDS = ("type", "instructions", "criteria")
 
 
 @dataclass(frozen=True)
@@ -71,7 +83,7 @@ class Choice:
         """Check every field."""
         check_content(self.instructions, "instructions")
         _check_object(self.criteria, "criteria")
-        _check_count(len(self.criteria), "options", 1)
+        _check_count(len(self.criteria), "option", 1)
 
     @property
     def keys(self) -> list[str]:
@@ -105,7 +117,7 @@ class Score:
         check_content(self.instructions, "instructions")
         if not isinstance(self.criteria, list):
             raise InvalidRequest("criteria", f"needs a list of levels, not {kind_of(self.criteria)}")
-        _check_count(len(self.criteria), "levels", 2)
+        _check_count(len(self.criteria), "level", 2)
         check_content(self.criteria, "criteria")
 
     @property
@@ -161,7 +173,7 @@ def request_from_json(value: Any) -> DecisionRequest:
     """Read a request from a parsed JSON object; see `parse_request`."""
     _check_object_shape(value, "request")
     for key in value:
-        if key not in ("state", "question", "questions", "model", "media"):
+        if key not in REQUEST_FIELDS:
             raise InvalidRequest(str(key) if key.isidentifier() else shown(key), "unknown field of a request")
     if "state" not in value:
         raise InvalidRequest("state", "missing")
@@ -187,12 +199,12 @@ def _read_questions(value: dict[str, Any]) -> tuple[dict[str, Question], bool]:
     if "question" in value:
         return {"question": question_from_json(value["question"], "question")}, True
     if "questions" not in value:
-        raise InvalidRequest("questions", "missing")
+        raise InvalidRequest("question", "missing; a request has 'question', or 'questions' by id")
     questions = value["questions"]
     if not isinstance(questions, dict):
         raise InvalidRequest("questions", f"needs an object of questions by id, not {kind_of(questions)}")
     if not 1 <= len(questions) <= MAX_QUESTIONS:
-        raise InvalidRequest("questions", f"{len(questions)} questions; needs 1 to {MAX_QUESTIONS}")
+        raise InvalidRequest("questions", f"{counted(len(questions), 'question')}; needs 1 to {MAX_QUESTIONS}")
     for identifier in questions:
         check_key(identifier, "questions")
     return {
@@ -222,10 +234,12 @@ def question_from_json(value: Any, path: str) -> Question:
             f"{path}.type", f"unknown type {shown(value['type'])}; needs one of {', '.join(QUESTION_TYPES)}"
         )
     for key in value:
-        if key not in ("type", "instructions", "criteria"):
+        if key not in QUESTION_FIELDS:
             raise InvalidRequest(f"{path}.{key}" if key.isidentifier() else path, f"unknown field {shown(key)}")
     if kind is not Noul and value.get("criteria") is None:
-        raise InvalidRequest(f"{path}.criteria", f"missing; a {kind.type} needs its options")
+        raise InvalidRequest(
+            f"{path}.criteria", f"missing; a {kind.type} needs its {'levels' if kind is Score else 'options'}"
+        )
     fields = {key: value[key] for key in ("instructions", "criteria") if key in value}
     try:
         return kind(**fields)
@@ -262,4 +276,4 @@ def _check_object(value: Any, path: str) -> None:
 
 def _check_count(count: int, what: str, least: int) -> None:
     if not least <= count <= MAX_OPTIONS:
-        raise InvalidRequest("criteria", f"{count} {what}; needs {least} to {MAX_OPTIONS}")
+        raise InvalidRequest("criteria", f"{counted(count, what)}; needs {least} to {MAX_OPTIONS}")
