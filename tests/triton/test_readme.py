@@ -38,6 +38,8 @@ RUN_ELSEWHERE = {
     "make convert-panel FORMAT=transfer FILES=development.jsonl": "likewise",
     "make report": "test_loadtest.py of the unit tests writes a report with the same command",
     ".venv/bin/python -m jevany_loadtest.changes build/loadtest/one.json build/loadtest/other.json": "likewise",
+    "python3 -m pip install git+https://github.com/jevany-triton/jevany-triton.git": "where it comes from is not known "
+    "here; test_client_install.py checks that what it needs is enough",
     "make train-tiny": "test_jevany_tiny.py runs every stage of it, a few steps long",
 }
 
@@ -81,6 +83,8 @@ def test_script(script: str, server: TritonServer) -> None:
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout
+    # The examples are ones that the small model is sure of.
+    assert all(float(confidence) > 0.9 for confidence in re.findall(r"'confidence': ([\d.]+)", result.stdout))
 
 
 def test_every_target_is_in_the_help_and_the_help_in_the_readme() -> None:

@@ -145,6 +145,16 @@ def test_a_noul_may_have_null_or_no_criteria(criteria: Any) -> None:
     assert question_from_json({"type": "noul", "criteria": criteria}, "question").option_texts == ["no", "yes"]
 
 
+@pytest.mark.parametrize(
+    "question", [NOUL, {"type": "choice", "criteria": {"a": None}}, {"type": "score", "criteria": ["low", "high"]}]
+)
+def test_a_question_may_have_no_instructions(question: dict[str, Any]) -> None:
+    for value in (question, {**question, "instructions": None}):
+        read = question_from_json(value, "question")
+        assert read.instructions is None
+        assert question_to_json(read) == question
+
+
 @pytest.mark.parametrize("count", [1, 2, MAX_OPTIONS])
 def test_a_choice_has_from_1_to_4096_options(count: int) -> None:
     question = question_from_json({"type": "choice", "criteria": {f"o{i}": None for i in range(count)}}, "question")
