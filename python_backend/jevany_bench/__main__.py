@@ -21,6 +21,7 @@ import torch
 from jevany_backend.checkpoint import CheckpointError, first_line
 from jevany_backend.encoding import Row
 from jevany_backend.engine.graphs import OUR_GRID, GraphEngine, padding_share
+from jevany_backend.engine.measured import median_seconds
 from jevany_backend.engine.modes import MODES, OUR_FAMILIES, build_engine
 from jevany_backend.engine.reference import ReferenceEngine, hide_gpu_kernels, live_kernels
 from jevany_bench import machine, report, result
@@ -37,6 +38,7 @@ _ABLATION = ("default", "kernels", "sdpa", "graphs", "engine")
 _SHARES = {"graphs": (5, 10), "engine": (5, 10)}
 _SHARE = (1, 2)
 _PROFILED = ("graphs", "engine")
+_HOST_RUNS = 50
 _PARITY_LENGTHS = (33, 100, 128, 200, 500)
 _EDGES = (32, 64, 104, 128, 256, 512)
 
@@ -227,9 +229,9 @@ class _Run:
             first = engine.probabilities(row)
             same = sum(np.array_equal(first, engine.probabilities(row)) for _ in range(self.options.repeats_of_one))
             entry["same_bits"] = {"repeats": self.options.repeats_of_one, "same": same}
-            entry["host_milliseconds"] = _median_ms(lambda: engine.probabilities(row)) - _median_ms(
-                lambda: engine.replay(len(row.ids))
-            )
+            whole = median_seconds(lambda: engine.probabilities(row), _HOST_RUNS)
+            replay = median_seconds(lambda: engine.replay(len(row.ids)), _HOST_RUNS)
+            entry["host_milliseconds"] = (whole - replay) * 1e3
         from jevany_bench.kernel_profile import profile_row
 
         for length in self.options.profile:
@@ -241,15 +243,6 @@ class _Run:
         # Four options, as most rows of the panel have.
         options = len(max(self.rows, key=lambda row: len(row.option_ends) == 4).option_ends)
         return self.candidate.synthetic_row(f"length-{tokens}", tokens, options)
-
-
-def _median_ms(run: Callable[[], object], repeats: int = 50) -> float:
-    times = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        run()
-        times.append((time.perf_counter() - begin) * 1e3)
-    return float(np.median(times))
 
 
 def _choices(engine: GraphEngine) -> dict[str, Any]:

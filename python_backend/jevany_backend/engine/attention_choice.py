@@ -10,11 +10,10 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from jevany_backend.engine.kernels.qk_norm_rotary import AttentionShape
-from jevany_backend.engine.measured import Measured, agree, counted, fastest
+from jevany_backend.engine.measured import Measured, agree, counted, fastest, lengths_up_to
 
-# cuDNN makes a plan at first sight of a length. Up to the last of these numbers of rows every length has a graph and is
-# warmed before it is captured; beyond it no request may wait for a plan.
-TIMED_ROWS = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
+# cuDNN makes a plan at first sight of a length. Up to the longest that is timed every length has a graph and is warmed
+# before it is captured; beyond it no request may wait for a plan, so this one runs.
 _PLAIN = "flash"
 # Without a mask each of them takes grouped heads as they are.
 _BACKENDS = {
@@ -38,7 +37,7 @@ class CausalAttention:
         self.names: list[str] = []
         if measured.device.type != "cuda":
             return
-        self.rows = [rows for rows in TIMED_ROWS if rows <= longest] or [TIMED_ROWS[0]]
+        self.rows = lengths_up_to(longest)
         for rows in self.rows:
             parts = _example(rows, shape, dtype, measured.device)
             name = f"attention over {rows} rows, {shape}, {str(dtype).removeprefix('torch.')}"

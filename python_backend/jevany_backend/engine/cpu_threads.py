@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 
 import torch
+
+from jevany_backend.engine.measured import median_seconds
 
 _RUNS = 5
 
@@ -28,13 +28,7 @@ def choose_threads(run: Callable[[], object]) -> int:
     for threads in {usual, 1}:
         torch.set_num_threads(threads)
         run()
-        times[threads] = statistics.median(_seconds(run) for _ in range(_RUNS))
+        times[threads] = median_seconds(run, _RUNS)
     best = min(times, key=times.__getitem__)
     torch.set_num_threads(best)
     return best
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    run()
-    return time.perf_counter() - begin

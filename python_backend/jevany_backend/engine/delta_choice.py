@@ -11,9 +11,7 @@ import torch
 from jevany_backend.engine.kernels.delta_inputs import DeltaInputs, DeltaShape
 from jevany_backend.engine.kernels.delta_rule import PLANS, delta_rule, delta_rule_twin
 from jevany_backend.engine.kernels.fla_delta_rule import fla_delta_rule, installed
-from jevany_backend.engine.measured import Measured, agree, counted, fastest
-
-TIMED_ROWS = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
+from jevany_backend.engine.measured import Measured, agree, counted, fastest, lengths_up_to
 
 
 class DeltaRule:
@@ -44,7 +42,7 @@ class DeltaRule:
             return
         for name, flash_qla in installed().items():
             self.candidates[name] = partial(fla_delta_rule, flash_qla=flash_qla)
-        self.rows = [rows for rows in TIMED_ROWS if rows <= longest] or [TIMED_ROWS[0]]
+        self.rows = lengths_up_to(longest)
         self.names = []
         for rows in self.rows:
             inputs = _example(rows, shape, dtype, measured.device)

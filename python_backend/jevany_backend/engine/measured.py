@@ -8,6 +8,8 @@ import importlib.metadata
 import json
 import logging
 import os
+import statistics
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -17,6 +19,9 @@ import torch
 log = logging.getLogger(__name__)
 
 Times = dict[str, float | None]
+
+# Lengths of rows at which what works on a whole row is timed; the last is the longest that has a graph.
+ROW_LENGTHS = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
 
 # A graph is repeated until about this long has passed, so that a clock's tick and a launch do not count.
 _SECONDS_A_REPLAY = 300e-6
@@ -83,6 +88,11 @@ class Measured:
             return dict(content["microseconds"]) if content["machine"] == self.machine else {}
         except (OSError, ValueError, KeyError, TypeError):
             return {}
+
+
+def lengths_up_to(longest: int) -> list[int]:
+    """Return the lengths at which rows are timed that are at most so long; one in any case."""
+    return [length for length in ROW_LENGTHS if length <= longest] or [ROW_LENGTHS[0]]
 
 
 def fastest(times: Times, is_right: Callable[[str], bool] = lambda _: True) -> str | None:
@@ -180,6 +190,16 @@ def _time(run: Callable[[int], object]) -> float | None:
 def _stream(device: int) -> torch.cuda.Stream:
     # One for all: cuBLAS keeps a workspace for each stream that it has been called on.
     return torch.cuda.Stream(device)
+
+
+def median_seconds(run: Callable[[], object], runs: int) -> float:
+    """Return the median of some runs' seconds, by the host's clock."""
+    times = []
+    for _ in range(runs):
+        begin = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times)
 
 
 def elapsed(run: Callable[[], object]) -> float:
