@@ -129,7 +129,13 @@ class Qwen35:
         self.cosine, self.sine = _rotary_tables(model, longest)
         packer = _Packer(measured, longest)
         self.embedding = model.get_input_embeddings().weight.detach()
-        self.layers = [packer.layer(model, index) for index in range(config.num_hidden_layers)]
+        self.layers: list[DeltaLayer | AttentionLayer] = []
+        for index in range(config.num_hidden_layers):
+            self.layers.append(packer.layer(model, index))
+            # The parts of a packed weight are too small for the next one: kept by the allocator, they would in the end
+            # be a second copy of the model.
+            if self.embedding.is_cuda:
+                torch.cuda.empty_cache()
         self.norm = model.norm.weight.detach()
         self.plans = packer.plans
         measured.keep()
