@@ -18,7 +18,10 @@ GB = 1e9
 # A block on its way to the device stands there as stored, as float32, as its adapter's product and as its scales: all
 # but the first are four times as large where it is stored as fp8.
 _COPIES_OF_A_BLOCK = 16
-_GPU_LIBRARIES = 500_000_000  # cuBLAS's workspaces and kernels loaded on first use.
+_GPU_LIBRARIES = 800_000_000  # CUDA's context, cuBLAS's workspaces and kernels loaded on first use.
+_LONGEST_GRAPH = 4096  # Tokens; longer rows run without a graph, in memory of their own.
+# While a layer's projections are packed, and in what that leaves the allocator in pieces.
+_COPIES_OF_A_PROJECTION = 3
 _WIDEST_FUSED_HEAD = 256
 
 
@@ -52,7 +55,10 @@ class MemoryNeed:
 
 
 def workspace(config: PretrainedConfig, dtype: torch.dtype, row_tokens: int, adapter: int = 0) -> int:
-    """Estimate what a model needs beside its weights: the larger of loading and of its longest row, in bytes.
+    """Estimate what a model needs beside its weights, whatever its engine, in bytes.
+
+    That is the larger of loading and of running: the longest row, and the graphs' pool. On an H200 it comes within a
+    tenth of what a released model takes as a whole, or is more.
 
     Args:
         config: The text decoder's configuration.
@@ -62,10 +68,12 @@ def workspace(config: PretrainedConfig, dtype: torch.dtype, row_tokens: int, ada
     """
     load = STREAMS * BLOCK_BYTES * _COPIES_OF_A_BLOCK + adapter
     # At the widest place of a layer stand the residual, its norm in float32, and the two halves of the MLP.
-    row = row_tokens * (8 * config.hidden_size + 4 * config.intermediate_size) * dtype.itemsize
+    token = (8 * config.hidden_size + 4 * config.intermediate_size) * dtype.itemsize
+    run = (row_tokens + min(row_tokens, _LONGEST_GRAPH)) * token
     if _widest_head(config) > _WIDEST_FUSED_HEAD:  # No fused attention: the scores stand in memory.
-        row += config.num_attention_heads * row_tokens**2 * (dtype.itemsize + 4)
-    return max(load, row) + _GPU_LIBRARIES
+        run += config.num_attention_heads * row_tokens**2 * (dtype.itemsize + 4)
+    run += _COPIES_OF_A_PROJECTION * 2 * config.intermediate_size * config.hidden_size * dtype.itemsize
+    return max(load, run) + _GPU_LIBRARIES
 
 
 def _widest_head(config: PretrainedConfig) -> int:
