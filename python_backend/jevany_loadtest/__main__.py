@@ -13,14 +13,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jevany_bench.panel import Panel, read_panel
+from jevany_bench.panel import Panel, Request, read_panel
 from jevany_bench.progress import Progress
 from jevany_bench.protocol import REPEATS, SEED, WARM_UP
 from jevany_bench.result import ResultError
 from jevany_loadtest import open_loop, serial, tables
 from jevany_loadtest.arrivals import SHAPES, Stage, stages
+from jevany_loadtest.connection import Connection
 from jevany_loadtest.generator_process import GeneratorError, GeneratorProcess
+from jevany_loadtest.random_text import in_random_text
 from jevany_loadtest.record import Record
+from jevany_loadtest.serial import request_bodies
 from jevany_loadtest.server import Server, served
 from jevany_loadtest.targets import TARGETS, compare, good, read_targets
 from jevany_server.__main__ import LOAD_SECONDS
@@ -68,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             how = "started for this run" if server.started_here else "already running"
             print(f"loadtest: server {how}: {server.url(options.transport)}", file=sys.stderr, flush=True)
             run = _serial if options.mode == "serial" else _open
-            content = run(options, server, panel, rows, path)
+            content = run(options, server, panel, rows, path, _requests(options, server, panel.requests[:rows]))
     except (ServerError, GeneratorError, ResultError, ValueError) as error:
         print(f"loadtest: {error}", file=sys.stderr)
         return 1
@@ -83,20 +86,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if good(content.content["comparison"]) and not content.content["errors"] else 1
 
 
-def _serial(options: argparse.Namespace, server: Server, panel: Panel, rows: int, path: Path) -> Record:
+def _requests(options: argparse.Namespace, server: Server, requests: Sequence[Request]) -> list[Request]:
+    """Return what is asked: the panel's requests, or for random weights others of their lengths."""
+    info = server.metrics(options.model).get("jevany_model_info")
+    if info is None or info[0].get("weights") != "random":
+        return list(requests)
+    print("loadtest: random weights: random text in the lengths of the panel's rows", file=sys.stderr, flush=True)
+    connection = Connection(server.url(options.transport), options.model, options.timeout)
+    try:
+        return in_random_text(requests, lambda request: connection.ask(request_bodies([request])[0].encode()))
+    finally:
+        connection.close()
+
+
+def _serial(
+    options: argparse.Namespace, server: Server, panel: Panel, rows: int, path: Path, requests: Sequence[Request]
+) -> Record:
     protocol = {"transport": options.transport, "repeats": options.repeats, "warm_up": options.warm_up, "seed": SEED}
     record = Record("serial", options.model, panel, rows, protocol, server, path)
     if options.resume and record.resume():
         print(f"loadtest: resumed after {record.position} samples", file=sys.stderr)
     bar = Progress(f"{options.model} {options.transport}: samples", rows * options.repeats)
     try:
-        serial.run(record, server, panel.requests[:rows], timeout=options.timeout, progress=bar.to)
+        serial.run(record, server, requests, timeout=options.timeout, progress=bar.to)
     finally:
         bar.end()
     return record
 
 
-def _open(options: argparse.Namespace, server: Server, panel: Panel, rows: int, path: Path) -> Record:
+def _open(
+    options: argparse.Namespace, server: Server, panel: Panel, rows: int, path: Path, requests: Sequence[Request]
+) -> Record:
     protocol = {
         "transport": options.transport,
         "rate": options.rate,
@@ -106,7 +126,6 @@ def _open(options: argparse.Namespace, server: Server, panel: Panel, rows: int, 
         "stages": [],
     }
     record = Record("open", options.model, panel, rows, protocol, server, path)
-    requests = panel.requests[:rows]
     before = server.counters(options.model)
     with GeneratorProcess(
         "open",

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import re
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +21,10 @@ from jevany_backend.decision_model import DecisionModel
 from jevany_backend.encoding import RowEncoder
 from jevany_backend.engine.reference import ReferenceEngine
 from jevany_backend.protocol import JSON, parse_request
+from jevany_bench.panel import read_panel
 from jevany_client import Choice, Client, Noul, Question, Score
 from jevany_client.messages import encode_request, encode_state
+from jevany_loadtest.__main__ import PANELS
 from jevany_loadtest.server import Server
 from jevany_server.installation import ServerError
 from jevany_server.process import TritonServer
@@ -118,10 +123,25 @@ def test_random_weights_say_so_in_every_answer_log_line_and_metric(tmp_path: Pat
             assert client.decide_all(STATE, QUESTIONS)["weights"] == "random"
         metrics = Server(server.host, server.ports, started_here=True).metrics("any")
         assert metrics["jevany_model_info"][0]["weights"] == "random"
+        _loadtest_has_the_panels_lengths(server, tmp_path)
     assert (model / "config.pbtxt").read_text() == config
     lines = [line for line in (tmp_path / "log").read_text().splitlines() if '] "any' in line]
     assert len(lines) > 3
     assert all("any (random weights): " in line for line in lines)
+
+
+def _loadtest_has_the_panels_lengths(server: TritonServer, out: Path) -> None:
+    command = [sys.executable, "-m", "jevany_loadtest", "any", "--rows", "5", "--repeats", "1", "--warm-up", "1"]
+    command += ["--http-port", str(server.ports.http), "--grpc-port", str(server.ports.grpc)]
+    command += ["--metrics-port", str(server.ports.metrics), "--out", str(out)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert "random text in the lengths of the panel's rows" in ended.stderr
+    [path] = out.glob("any-serial-*.json")
+    result = json.loads(path.read_text())
+    assert (result["weights"], result["errors"]) == ("random", {})
+    asked = dict(zip(result["samples"]["row"], result["samples"]["tokens"], strict=True))
+    requests = read_panel(PANELS["jevbench-shape"]).requests[:5]
+    assert asked == {row: request.tokens for row, request in enumerate(requests)}
 
 
 def test_a_place_of_tritons_choice_is_refused(repository: Path) -> None:

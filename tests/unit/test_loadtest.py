@@ -5,27 +5,64 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from jevany_bench.panel import Panel, read_panel
+from jevany_backend.checkpoint.random_weights import stand_in_tokenizer
+from jevany_backend.encoding import Limits, RowEncoder, build_labels, find_delimiters
+from jevany_bench.panel import Panel, Request, encoded_row, read_panel
 from jevany_bench.protocol import orders
 from jevany_bench.result import ResultError, check, read, write
 from jevany_loadtest import __main__ as loadtest
 from jevany_loadtest import changes, convert, open_loop, report, samples
 from jevany_loadtest.accuracy import accuracy, answer_changes
 from jevany_loadtest.arrivals import Stage, poisson, stages
+from jevany_loadtest.connection import Outcome
 from jevany_loadtest.figure import draw, frontier, pairs
 from jevany_loadtest.page import eager_samples, page
+from jevany_loadtest.random_text import in_random_text
 from jevany_loadtest.record import serial_summary
 from jevany_loadtest.server import Counters
 from jevany_loadtest.targets import MEASURES, compare, good, read_targets
 
 ROOT = Path(__file__).parents[2]
 TARGETS = read_targets(ROOT / "loadtest" / "targets.toml")
+
+
+# ---- random text
+
+
+@pytest.mark.parametrize("direct_token", [False, True])
+@pytest.mark.parametrize("panel", ["jevbench-shape", "transfer-shape"])
+def test_with_random_weights_rows_have_the_panels_lengths_and_options(panel: str, direct_token: bool) -> None:
+    requests = read_panel(loadtest.PANELS[panel]).requests
+    tokenizer = stand_in_tokenizer(2000)
+    labels = build_labels(tokenizer) if direct_token else None
+    encoder = RowEncoder(tokenizer, find_delimiters(tokenizer), labels, Limits(10**6, 10**6))
+    asked = []
+
+    def ask(request: Request) -> Outcome:
+        asked.append(request)
+        return Outcome(1.0, tokens=len(encoded_row(request, encoder).ids))
+
+    random = in_random_text(requests, ask)
+    assert len(asked) == 1
+    rows = [encoded_row(request, encoder) for request in random]
+    assert [len(row.ids) for row in rows] == [request.tokens for request in requests]
+    assert [len(row.option_ends) for row in rows] == [len(request.question.option_texts) for request in requests]
+    assert random == in_random_text(requests, ask)
+
+
+def test_random_text_needs_lengths_and_an_answer() -> None:
+    [request] = read_panel(loadtest.PANELS["transfer-shape"]).requests[:1]
+    with pytest.raises(ValueError, match=f"{request.id}: no row_tokens_qwen"):
+        in_random_text([replace(request, tokens=None)], lambda _: Outcome(1.0))
+    with pytest.raises(ValueError, match="no answer to a first question: the server is gone"):
+        in_random_text([request], lambda _: Outcome(1.0, "unavailable", "the server is gone"))
 
 
 # ---- arrivals
