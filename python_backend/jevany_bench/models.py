@@ -59,12 +59,10 @@ class Candidate:
         """
         files = self.files
         if isinstance(files, RandomRelease):
-            rows = []
-            for request in panel.requests:
-                if request.tokens is None:
-                    raise ValueError(f"{panel.name}: {request.id}: no row_tokens_qwen, which random weights need")
-                rows.append(self.synthetic_row(request.id, request.tokens, len(request.question.option_texts)))
-            return rows
+            return [
+                self.synthetic_row(request.id, tokens, len(request.question.option_texts))
+                for request, tokens in zip(panel.requests, panel.row_lengths(), strict=True)
+            ]
         encoder = RowEncoder(files.tokenizer, files.delimiters, files.labels, Limits(1 << 20, 1 << 20))
         return [encoded_row(request, encoder) for request in panel.requests]
 

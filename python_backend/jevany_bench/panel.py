@@ -46,6 +46,19 @@ class Panel:
     sha256: str
     requests: list[Request]
 
+    def row_lengths(self) -> list[int]:
+        """Return the tokens of each request's row, under the tokenizer that random weights do not have.
+
+        Raises:
+            ValueError: A request does not say.
+        """
+        lengths = []
+        for request in self.requests:
+            if request.tokens is None:
+                raise ValueError(f"{self.name}: {request.id}: no row_tokens_qwen, which random weights need")
+            lengths.append(request.tokens)
+        return lengths
+
 
 def read_panel(path: Path) -> Panel:
     """Read a panel.

@@ -10,6 +10,7 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         print(f"loadtest: {error}", file=sys.stderr)
         return 2
-    rows = min(options.rows or len(panel.requests), len(panel.requests))
     name = f"{options.model}-{options.mode}-{Path(panel.name).stem}-{options.transport}"
     path = options.out / f"{name}.json"
     try:
@@ -71,7 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             how = "started for this run" if server.started_here else "already running"
             print(f"loadtest: server {how}: {server.url(options.transport)}", file=sys.stderr, flush=True)
             run = _serial if options.mode == "serial" else _open
-            content = run(options, server, panel, rows, path, _requests(options, server, panel.requests[:rows]))
+            requests = _requests(options, server, replace(panel, requests=panel.requests[: options.rows]))
+            content = run(options, server, panel, requests, path)
     except (ServerError, GeneratorError, ResultError, ValueError) as error:
         print(f"loadtest: {error}", file=sys.stderr)
         return 1
@@ -86,27 +87,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if good(content.content["comparison"]) and not content.content["errors"] else 1
 
 
-def _requests(options: argparse.Namespace, server: Server, requests: Sequence[Request]) -> list[Request]:
+def _requests(options: argparse.Namespace, server: Server, panel: Panel) -> list[Request]:
     """Return what is asked: the panel's requests, or for random weights others of their lengths."""
     info = server.metrics(options.model).get("jevany_model_info")
     if info is None or info[0].get("weights") != "random":
-        return list(requests)
+        return panel.requests
     print("loadtest: random weights: random text in the lengths of the panel's rows", file=sys.stderr, flush=True)
     connection = Connection(server.url(options.transport), options.model, options.timeout)
     try:
-        return in_random_text(requests, lambda request: connection.ask(request_bodies([request])[0].encode()))
+        return in_random_text(panel, lambda request: connection.ask(request_bodies([request])[0].encode()))
     finally:
         connection.close()
 
 
 def _serial(
-    options: argparse.Namespace, server: Server, panel: Panel, rows: int, path: Path, requests: Sequence[Request]
+    options: argparse.Namespace, server: Server, panel: Panel, requests: Sequence[Request], path: Path
 ) -> Record:
     protocol = {"transport": options.transport, "repeats": options.repeats, "warm_up": options.warm_up, "seed": SEED}
-    record = Record("serial", options.model, panel, rows, protocol, server, path)
+    record = Record("serial", options.model, panel, len(requests), protocol, server, path)
     if options.resume and record.resume():
         print(f"loadtest: resumed after {record.position} samples", file=sys.stderr)
-    bar = Progress(f"{options.model} {options.transport}: samples", rows * options.repeats)
+    bar = Progress(f"{options.model} {options.transport}: samples", len(requests) * options.repeats)
     try:
         serial.run(record, server, requests, timeout=options.timeout, progress=bar.to)
     finally:
@@ -114,9 +115,7 @@ def _serial(
     return record
 
 
-def _open(
-    options: argparse.Namespace, server: Server, panel: Panel, rows: int, path: Path, requests: Sequence[Request]
-) -> Record:
+def _open(options: argparse.Namespace, server: Server, panel: Panel, requests: Sequence[Request], path: Path) -> Record:
     protocol = {
         "transport": options.transport,
         "rate": options.rate,
@@ -125,7 +124,7 @@ def _open(
         "workers": options.workers + options.remote_workers,
         "stages": [],
     }
-    record = Record("open", options.model, panel, rows, protocol, server, path)
+    record = Record("open", options.model, panel, len(requests), protocol, server, path)
     before = server.counters(options.model)
     with GeneratorProcess(
         "open",

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import random
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from jevany_backend.protocol import Choice
-from jevany_bench.panel import Request
+from jevany_bench.panel import Panel, Request
 from jevany_loadtest.connection import Outcome
 
 _INSTRUCTIONS = "?"  # The shortest rows have not room for more.
@@ -20,30 +20,30 @@ _INSTRUCTIONS = "?"  # The shortest rows have not room for more.
 _DELIMITERS = 3
 
 
-def in_random_text(requests: Sequence[Request], ask: Callable[[Request], Outcome]) -> list[Request]:
+def in_random_text(panel: Panel, ask: Callable[[Request], Outcome]) -> list[Request]:
     """Return choices among as many options in random letters, whose rows have as many tokens as the panel says.
 
     Args:
-        requests: The panel's.
+        panel: The panel.
         ask: Asks the model; once, to see how many tokens it sets around an option.
 
     Raises:
         ValueError: A request does not say how long its row is, or the model does not answer.
     """
-    for request in requests:
-        if request.tokens is None:
-            raise ValueError(f"{request.id}: no row_tokens_qwen, which random weights need")
+    lengths = panel.row_lengths()
     probe = Request("probe", "a", Choice(_INSTRUCTIONS, {"0": None}), None)
     outcome = ask(probe)
     if outcome.tokens is None:
         raise ValueError(f"no answer to a first question: {outcome.message}")
     around_option = outcome.tokens - _DELIMITERS - len("a" + _INSTRUCTIONS + "0")
-    return [_in_random_text(request, around_option) for request in requests]
+    return [
+        _in_random_text(request, tokens, around_option) for request, tokens in zip(panel.requests, lengths, strict=True)
+    ]
 
 
-def _in_random_text(request: Request, around_option: int) -> Request:
+def _in_random_text(request: Request, tokens: int, around_option: int) -> Request:
     names = [str(number) for number in range(len(request.question.option_texts))]
     around_state = _DELIMITERS + len(_INSTRUCTIONS) + sum(around_option + len(name) for name in names)
-    letters = max((request.tokens or 0) - around_state, 1)
+    letters = max(tokens - around_state, 1)
     state = "".join(random.Random(request.id).choices(string.ascii_lowercase, k=letters))
     return replace(request, state=state, question=Choice(_INSTRUCTIONS, dict.fromkeys(names)), label=None)

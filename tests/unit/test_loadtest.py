@@ -37,9 +37,10 @@ TARGETS = read_targets(ROOT / "loadtest" / "targets.toml")
 
 
 @pytest.mark.parametrize("direct_token", [False, True])
-@pytest.mark.parametrize("panel", ["jevbench-shape", "transfer-shape"])
-def test_with_random_weights_rows_have_the_panels_lengths_and_options(panel: str, direct_token: bool) -> None:
-    requests = read_panel(loadtest.PANELS[panel]).requests
+@pytest.mark.parametrize("name", ["jevbench-shape", "transfer-shape"])
+def test_with_random_weights_rows_have_the_panels_lengths_and_options(name: str, direct_token: bool) -> None:
+    panel = read_panel(loadtest.PANELS[name])
+    requests = panel.requests
     tokenizer = stand_in_tokenizer(2000)
     labels = build_labels(tokenizer) if direct_token else None
     encoder = RowEncoder(tokenizer, find_delimiters(tokenizer), labels, Limits(10**6, 10**6))
@@ -49,20 +50,21 @@ def test_with_random_weights_rows_have_the_panels_lengths_and_options(panel: str
         asked.append(request)
         return Outcome(1.0, tokens=len(encoded_row(request, encoder).ids))
 
-    random = in_random_text(requests, ask)
+    random = in_random_text(panel, ask)
     assert len(asked) == 1
     rows = [encoded_row(request, encoder) for request in random]
     assert [len(row.ids) for row in rows] == [request.tokens for request in requests]
     assert [len(row.option_ends) for row in rows] == [len(request.question.option_texts) for request in requests]
-    assert random == in_random_text(requests, ask)
+    assert random == in_random_text(panel, ask)
 
 
 def test_random_text_needs_lengths_and_an_answer() -> None:
-    [request] = read_panel(loadtest.PANELS["transfer-shape"]).requests[:1]
+    panel = read_panel(loadtest.PANELS["transfer-shape"])
+    request = panel.requests[0]
     with pytest.raises(ValueError, match=f"{request.id}: no row_tokens_qwen"):
-        in_random_text([replace(request, tokens=None)], lambda _: Outcome(1.0))
+        in_random_text(replace(panel, requests=[replace(request, tokens=None)]), lambda _: Outcome(1.0))
     with pytest.raises(ValueError, match="no answer to a first question: the server is gone"):
-        in_random_text([request], lambda _: Outcome(1.0, "unavailable", "the server is gone"))
+        in_random_text(panel, lambda _: Outcome(1.0, "unavailable", "the server is gone"))
 
 
 # ---- arrivals

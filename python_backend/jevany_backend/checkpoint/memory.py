@@ -10,6 +10,7 @@ import torch
 
 from jevany_backend.checkpoint.errors import CheckpointError
 from jevany_backend.checkpoint.stream import BLOCK_BYTES, STREAMS
+from jevany_backend.engine.measured import ROW_LENGTHS
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -19,7 +20,6 @@ GB = 1e9
 # but the first are four times as large where it is stored as fp8.
 _COPIES_OF_A_BLOCK = 16
 _GPU_LIBRARIES = 800_000_000  # CUDA's context, cuBLAS's workspaces and kernels loaded on first use.
-_LONGEST_GRAPH = 4096  # Tokens; longer rows run without a graph, in memory of their own.
 # While a layer's projections are packed, and in what that leaves the allocator in pieces.
 _COPIES_OF_A_PROJECTION = 3
 _WIDEST_FUSED_HEAD = 256
@@ -57,8 +57,7 @@ class MemoryNeed:
 def workspace(config: PretrainedConfig, dtype: torch.dtype, row_tokens: int, adapter: int = 0) -> int:
     """Estimate what a model needs beside its weights, whatever its engine, in bytes.
 
-    That is the larger of loading and of running: the longest row, and the graphs' pool. On an H200 it comes within a
-    tenth of what a released model takes as a whole, or is more.
+    That is the larger of loading and of running: the longest row, which has no graph, and beside it the graphs' pool.
 
     Args:
         config: The text decoder's configuration.
@@ -69,7 +68,7 @@ def workspace(config: PretrainedConfig, dtype: torch.dtype, row_tokens: int, ada
     load = STREAMS * BLOCK_BYTES * _COPIES_OF_A_BLOCK + adapter
     # At the widest place of a layer stand the residual, its norm in float32, and the two halves of the MLP.
     token = (8 * config.hidden_size + 4 * config.intermediate_size) * dtype.itemsize
-    run = (row_tokens + min(row_tokens, _LONGEST_GRAPH)) * token
+    run = (row_tokens + min(row_tokens, ROW_LENGTHS[-1])) * token
     if _widest_head(config) > _WIDEST_FUSED_HEAD:  # No fused attention: the scores stand in memory.
         run += config.num_attention_heads * row_tokens**2 * (dtype.itemsize + 4)
     run += _COPIES_OF_A_PROJECTION * 2 * config.intermediate_size * config.hidden_size * dtype.itemsize

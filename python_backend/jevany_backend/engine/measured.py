@@ -11,7 +11,7 @@ import os
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -90,9 +90,9 @@ class Measured:
             return {}
 
 
-def lengths_up_to(longest: int) -> list[int]:
-    """Return the lengths at which rows are timed that are at most so long; one in any case."""
-    return [length for length in ROW_LENGTHS if length <= longest] or [ROW_LENGTHS[0]]
+def lengths_up_to(longest: int, lengths: Collection[int] = ROW_LENGTHS) -> list[int]:
+    """Return those of the lengths that are at most so long, and the least of them in any case."""
+    return [length for length in lengths if length <= longest] or [min(lengths)]
 
 
 def fastest(times: Times, is_right: Callable[[str], bool] = lambda _: True) -> str | None:

@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from jevany_backend.engine.kernels.add_rms_norm import add_rms_norm
 from jevany_backend.engine.kernels.skinny_product import MAX_ROWS, SkinnyPlan, skinny_plans, skinny_product
-from jevany_backend.engine.measured import Measured, agree, fastest
+from jevany_backend.engine.measured import Measured, agree, fastest, lengths_up_to
 
 LAYOUTS = ("stored", "transposed")
 LIBRARIES = ("cublas", "cublaslt")
@@ -175,7 +175,7 @@ def plan_product(
     """
     if measured.device.type != "cuda":
         return ProductPlan()
-    counts = [rows for rows in TIMED_ROWS if rows <= longest] or [min(TIMED_ROWS)]
+    counts = lengths_up_to(longest, TIMED_ROWS)
     copies = max(2, -(-_BYTES_TO_LEAVE_THE_CACHE // (shape[0] * shape[1] * dtype.itemsize)))
     # One block serves both layouts; the numbers in it do not matter to the time.
     memory = torch.randn((copies, *shape), dtype=dtype, device=measured.device).mul_(shape[1] ** -0.5)
