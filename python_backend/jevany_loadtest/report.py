@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,11 +31,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"report: {options.folder}: no such directory", file=sys.stderr)
         return 1
     try:
-        named = {path.stem: read(path) for path in sorted(options.folder.glob("*.json"))}
+        files = {path: json.loads(path.read_bytes()) for path in sorted(options.folder.glob("*.json"))}
+        others = [path for path, content in files.items() if not (isinstance(content, dict) and "schema" in content)]
+        named = {path.stem: read(path) for path in files if path not in others}
         targets = read_targets(TARGETS)
     except (OSError, ValueError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 1
+    if others:
+        print(f"report: no results of a bench or load test: {', '.join(path.name for path in others)}", file=sys.stderr)
     results = list(named.values())
     options.out.mkdir(parents=True, exist_ok=True)
     written = [options.out / "tables.md", *draw(targets, results, options.out)]
@@ -53,6 +58,8 @@ def all_tables(targets: Targets, results: Sequence[dict[str, Any]]) -> str:
     parts = [
         "## Before and after",
         summary_table(targets, results),
+        "## Through Triton",
+        through_triton_table(targets, results),
         "## Step by step",
         *(ablation_table(targets, model) for model in dict.fromkeys(row["model"] for row in targets.published)),
         *(bench.table(result) for result in results if result["kind"] == "bench"),
@@ -83,6 +90,48 @@ def summary_table(targets: Targets, results: Sequence[dict[str, Any]]) -> str:
                 )
             )
     return "\n".join(lines)
+
+
+def through_triton_table(targets: Targets, results: Sequence[dict[str, Any]]) -> str:
+    """Return the serial runs, a model a line: the whole call, Triton's part and the model's, in milliseconds.
+
+    Beside each stands the fastest that is published for its panel and hardware, measured without a server.
+    """
+    lines = [
+        "| model | engine | samples | client median / mean / p90 | server median / mean | model median / mean "
+        "| published fastest, no server, median / mean |",
+        "|---|---|--:|--:|--:|--:|--:|",
+    ]
+    for result in results:
+        if result["kind"] != "serial":
+            continue
+        summary = result["summary"]
+        hardware = targets.hardware_of(result["machine"]["device"])
+        panel = targets.panels.get(result["panel"]["name"])
+        fastest = next(
+            (
+                row
+                for row in targets.published
+                if row["role"] == "after"
+                and (row["model"], row["hardware"], row["panel"]) == (result["model"], hardware, panel)
+            ),
+            {},
+        )
+        cells = [
+            f"`{result['model']}`",
+            f"`{result['server']['engine']}`",
+            f"{summary['client_ms']['samples']}{'' if result['complete'] else ' (cut short)'}",
+            _of(summary["client_ms"], "median", "mean", "p90"),
+            _of(summary["server_ms"], "median", "mean"),
+            _of(summary["model_ms"], "median", "mean"),
+            _of(fastest, "median", "mean") if fastest else "-",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _of(values: dict[str, Any], *measures: str) -> str:
+    return " / ".join(number(values.get(measure)) for measure in measures)
 
 
 def _line(model: str, hardware: str, panel: str, what: str, values: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -407,6 +408,17 @@ def test_the_report_is_written_again(tmp_path: Path) -> None:
     html = (out / "run.html").read_text()
     assert "Latency against row length" in html
     assert html.count("<svg") == 1
+
+
+def test_the_readme_has_the_table_of_the_runs_through_triton(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report.main([str(ROOT / "loadtest" / "results"), "--out", str(tmp_path)]) == 0
+    assert "no results of a bench or load test: released-models-loading.json" in capsys.readouterr().err
+    table = re.search(r"^## Through Triton\n\n(.*?)\n\n", (tmp_path / "tables.md").read_text(), re.S | re.M)
+    assert table is not None
+    assert table[1].count("\n") == 1 + 5
+    assert f"\n\n{table[1]}\n\n" in (ROOT / "README.md").read_text()
 
 
 def test_a_report_of_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
