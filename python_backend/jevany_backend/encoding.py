@@ -186,7 +186,8 @@ def _splitter(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
     """Return what splits a text into token ids, without special tokens around it, as calling the tokenizer does.
 
     For tokenizers of the Rust library it is the library itself. What transformers adds to it, masks and checks that a
-    row has no use for, takes several times longer than the splitting.
+    row has no use for, takes several times longer than the splitting; and of the library's ways, the one that does
+    not note where in the text each token stood takes a quarter less time than the others.
     """
     backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -195,7 +196,7 @@ def _splitter(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = tokenizer.split_special_tokens
-    return lambda text: backend.encode(text, add_special_tokens=False).ids
+    return lambda text: backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
 
 def _far_too_long(path: str, most: int) -> TooLong:
