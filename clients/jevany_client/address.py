@@ -54,11 +54,13 @@ def parse_address(url: str) -> Address:
     protocol, encrypted, port = _SCHEMES[scheme.lower()]
     try:
         parts = urlsplit(f"//{rest}")
-        port = parts.port or port
+        port = port if parts.port is None else parts.port
     except ValueError as error:
         raise ValueError(f"{url!r}: {error}") from None
     if not parts.hostname or any(character.isspace() for character in rest):
         raise ValueError(f"{url!r}: not a server's address; use host:port")
+    if port == 0:
+        raise ValueError(f"{url!r}: nobody listens on port 0")
     if parts.username is not None or parts.query or parts.fragment:
         raise ValueError(f"{url!r}: a server's address has no user, query or fragment")
     path = parts.path.rstrip("/")

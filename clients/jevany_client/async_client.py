@@ -12,7 +12,7 @@ from jevany_backend.protocol import JSON, DecisionError, InternalError, Question
 from jevany_backend.protocol.json_content import shown
 from jevany_client.address import parse_address
 from jevany_client.attempts import PROBE_PAUSE, PROBE_SECONDS, Attempts, Deadline, check_concurrency, check_seconds
-from jevany_client.errors import about_question, check_model, error_from, not_ready
+from jevany_client.errors import UnknownModel, about_question, check_model, error_from, not_ready
 from jevany_client.messages import (
     Decision,
     Reply,
@@ -154,22 +154,26 @@ class AsyncClient:
                     raise InternalError("the client was closed while the call was under way") from None
                 raise
             except Exception as exception:
-                pause = attempts.pause_after(self._error_from(exception, deadline.seconds))
+                error = self._error_from(exception, deadline.seconds)
+                if isinstance(error, UnknownModel):
+                    # A server that is ending, too, says so of the models that it has already let go.
+                    error = await self._probe(deadline.at_most(PROBE_SECONDS)) or error
+                pause = attempts.pause_after(error)
             await asyncio.sleep(pause)
 
-    async def _probe(self) -> DecisionError | None:
+    async def _probe(self, seconds: float = PROBE_SECONDS) -> DecisionError | None:
         """Return why the model does not answer, None if it does."""
         transport = self._transport()
         try:
             check_model(self._address, self.model)
-            async with asyncio.timeout(PROBE_SECONDS):
-                if await transport.model_ready(self.model, PROBE_SECONDS):
+            async with asyncio.timeout(seconds):
+                if await transport.model_ready(self.model, seconds):
                     return None
         except Exception as exception:
-            return self._error_from(exception, PROBE_SECONDS)
+            return self._error_from(exception, seconds)
         try:
-            async with asyncio.timeout(PROBE_SECONDS):
-                index = await transport.repository_index(PROBE_SECONDS)
+            async with asyncio.timeout(seconds):
+                index = await transport.repository_index(seconds)
         except Exception:
             index = None  # A server may keep it to itself.
         return not_ready(self._address, self.model, index)

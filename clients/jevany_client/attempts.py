@@ -81,6 +81,10 @@ class Deadline:
             raise TimeoutError
         return left
 
+    def at_most(self, seconds: float) -> float:
+        """Return so many seconds, or those left where they are fewer, but never none: for a question on the side."""
+        return max(min(self._end - time.monotonic(), seconds), 0.01)
+
 
 class Attempts:
     """The attempts of one request within a deadline."""

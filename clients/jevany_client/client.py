@@ -16,7 +16,7 @@ from jevany_backend.protocol import JSON, DecisionError, InternalError, Question
 from jevany_backend.protocol.json_content import shown
 from jevany_client.address import Address, parse_address
 from jevany_client.attempts import PROBE_PAUSE, PROBE_SECONDS, Attempts, Deadline, check_concurrency, check_seconds
-from jevany_client.errors import Unavailable, about_question, check_model, error_from, not_ready
+from jevany_client.errors import Unavailable, UnknownModel, about_question, check_model, error_from, not_ready
 from jevany_client.messages import (
     Decision,
     Reply,
@@ -197,20 +197,24 @@ class Client:
             try:
                 return transport.infer(self.model, request, deadline.remaining(), stop)
             except Exception as exception:
-                pause = attempts.pause_after(self._error_from(exception, deadline.seconds))
+                error = self._error_from(exception, deadline.seconds)
+                if isinstance(error, UnknownModel):
+                    # A server that is ending, too, says so of the models that it has already let go.
+                    error = self._probe(deadline.at_most(PROBE_SECONDS)) or error
+                pause = attempts.pause_after(error)
             time.sleep(pause) if stop is None else stop.wait(pause)
 
-    def _probe(self) -> DecisionError | None:
+    def _probe(self, seconds: float = PROBE_SECONDS) -> DecisionError | None:
         """Return why the model does not answer, None if it does."""
         transport = self._transport()
         try:
             check_model(self._address, self.model)
-            if transport.model_ready(self.model, PROBE_SECONDS):
+            if transport.model_ready(self.model, seconds):
                 return None
         except Exception as exception:
-            return self._error_from(exception, PROBE_SECONDS)
+            return self._error_from(exception, seconds)
         try:
-            index = transport.repository_index(PROBE_SECONDS)
+            index = transport.repository_index(seconds)
         except Exception:
             index = None  # A server may keep it to itself.
         return not_ready(self._address, self.model, index)

@@ -24,7 +24,7 @@ from jevany_backend.protocol import (
     TooLong,
     question_to_json,
 )
-from jevany_backend.protocol.json_content import check_content, check_key, counted
+from jevany_backend.protocol.json_content import check_content, check_keys, counted
 from jevany_client.errors import about_question
 
 
@@ -122,8 +122,7 @@ def encode_requests(state: JSON, questions: Mapping[str, Question]) -> dict[str,
     if not 1 <= len(questions) <= MAX_QUESTIONS:
         raise InvalidRequest("questions", f"{counted(len(questions), 'question')}; needs 1 to {MAX_QUESTIONS}")
     shared = encode_state(state)
-    for identifier in questions:
-        check_key(identifier, "questions")
+    check_keys(questions, "questions")
     return {identifier: _encode_one_of_many(shared, identifier, question) for identifier, question in questions.items()}
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import codecs
-import json
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 
 from jevany_backend.protocol import JSON, REQUEST_FIELDS, DecisionRequest, InvalidRequest, request_from_json
-from jevany_backend.protocol.json_content import check_content, parse_json
+from jevany_backend.protocol.json_content import check_content, check_keys, loads, parse_json
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ async def _numbered(lines: AsyncIterator[bytes], number: int) -> AsyncIterator[t
 def is_json(text: bytes) -> bool:
     """Return whether a text is one JSON document."""
     try:
-        json.loads(text)
+        loads(text)
     except (ValueError, RecursionError):
         return False
     return True
@@ -110,6 +109,7 @@ def read_record(text: bytes) -> Record:
     value = parse_json(text)
     if not isinstance(value, dict):
         return Record(request_from_json(value))  # Raises the error that says so.
+    check_keys(value, "request")
     labels = _labels(value)
     ignored = frozenset(value) - {*REQUEST_FIELDS, *labels}
     try:
@@ -125,7 +125,7 @@ def read_record(text: bytes) -> Record:
 def read_labels(text: bytes) -> dict[str, JSON]:
     """Return the labels of a record that is no request; none where it is not even JSON with labels."""
     try:
-        value = json.loads(text)
+        value = loads(text)
         return _labels(value) if isinstance(value, dict) else {}
     except (ValueError, RecursionError, InvalidRequest):
         return {}

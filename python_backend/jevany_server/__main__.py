@@ -35,7 +35,11 @@ def main() -> int:
             _say(f"ready after {time.monotonic() - started:.1f} s: {', '.join(server.models)}")
             _say(f"gRPC {server.grpc_url}, HTTP {server.http_url}, metrics {server.host}:{server.ports.metrics}")
             _say("Ctrl-C stops the server")
-            server.watch()
+            try:
+                server.watch()
+            except ServerError as error:
+                _say(str(error))  # Now, not after the seconds that stopping can take.
+                return 1
     except ServerError as error:
         _say(str(error))
         return 1

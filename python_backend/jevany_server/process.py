@@ -26,6 +26,8 @@ from jevany_server.installation import Installation, ServerError, find_installat
 from jevany_server.ready import is_ready
 
 STOP_SECONDS = 30
+# A model whose process is gone cannot be unloaded, and Triton waits for that in vain.
+BROKEN_STOP_SECONDS = 3
 WATCH_SECONDS = 1
 # What nobody outside may do: hand over memory regions, change the log's settings or write traces to files. The group
 # "model-repository" stays open for its index, which lists the models; --model-control-mode=none refuses its loading and
@@ -191,6 +193,7 @@ class TritonServer:
             preexec_fn=stop_when_parent_dies,
         )
         self._backends: list[BackendProcess] = []
+        self._stop_seconds = STOP_SECONDS
         self._log = _LogPump(self.process, log or sys.stderr.buffer, without=_NO_DRIVER if self._on_cpu else None)
 
     def _check_models(self, repository: Path) -> None:
@@ -268,6 +271,7 @@ class TritonServer:
                 raise ServerError(self._end())
             for process in self._backends:
                 if end := process.end():
+                    self._stop_seconds = BROKEN_STOP_SECONDS
                     raise ServerError(end)
             time.sleep(WATCH_SECONDS)
 
@@ -275,11 +279,15 @@ class TritonServer:
         return f"Triton {how_it_ended(self.process.returncode)}"
 
     def stop(self) -> None:
-        """Stop the server and remove what it leaves: it finishes what it has begun, for `STOP_SECONDS` at most."""
+        """Stop the server and remove what it leaves.
+
+        It finishes what it has begun, for `STOP_SECONDS` at most; for `BROKEN_STOP_SECONDS` once `watch` has found the
+        process of a model dead.
+        """
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.wait(STOP_SECONDS)
+                self.process.wait(self._stop_seconds)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()

@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
 
 from jevany_client import (
     AsyncClient,
@@ -372,3 +374,32 @@ def test_a_server_that_dies_is_unavailable(stand_in_repository: Path, tmp_path: 
             with pytest.raises(Unavailable, match=f"cannot reach {scheme}://"):
                 call.result(timeout=30)
             assert not client.ready()
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_server_that_is_ending_is_not_one_without_the_model(
+    stand_in_repository: Path, tmp_path: Path, kind: type[Client] | type[AsyncClient]
+) -> None:
+    async def ask_async(url: str) -> None:
+        async with AsyncClient(url, "stand-in") as client:
+            await client.decide("text", Choice("?", {"x": None}))
+
+    def ask(url: str) -> None:
+        with Client(url, "stand-in") as client:
+            client.decide("text", Choice("?", {"x": None}))
+
+    with TritonServer(stand_in_repository, ["stand-in"], ports=FREE_PORTS, log=io.BytesIO()) as server:
+        server.wait_until_ready(60)
+        with Client(server.grpc_url, "stand-in") as client, concurrent.futures.ThreadPoolExecutor(1) as thread:
+            call = thread.submit(client.decide, str(tmp_path), WAIT, timeout=4)
+            _until_exists(tmp_path / "begun")
+            server.process.send_signal(signal.SIGTERM)
+            # Until what it has begun is over it still listens, and says that it has no such model.
+            triton = tritonclient.grpc.InferenceServerClient(server.grpc_url)
+            with triton, pytest.raises(InferenceServerException, match="Server exiting"):
+                while triton.is_server_ready():
+                    time.sleep(0.01)
+            with pytest.raises(Unavailable, match=f"^cannot reach grpc://{server.grpc_url}: "):
+                ask(server.grpc_url) if kind is Client else asyncio.run(ask_async(server.grpc_url))
+            with pytest.raises(DeadlineExceeded):
+                call.result(timeout=30)

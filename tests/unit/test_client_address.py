@@ -39,6 +39,7 @@ def test_the_scheme_is_the_protocol(url: str, meant: str) -> None:
         (":8001", "not a server's address"),
         ("host:port", "[Pp]ort"),
         ("host:99999", "Port out of range"),
+        ("host:0", "nobody listens on port 0"),
         ("grpc://host/path", "no path"),
         ("http://me:secret@host", "no user"),
         ("http://host?x=1", "no user, query or fragment"),

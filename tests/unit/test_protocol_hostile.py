@@ -249,13 +249,16 @@ def test_nesting_beyond_the_limit_is_refused(depth: int, opening: str, closing: 
 
 
 def test_the_greatest_depth_is_read_and_rendered() -> None:
-    def nested(depth: int) -> bytes:
-        return b'{"state": ' + b"[" * depth + b"0" + b"]" * depth + b', "question": {"type": "noul"}}'
+    def nested(depth: int, innermost: str) -> bytes:
+        return f'{{"state": {"[" * depth}{innermost}{"]" * depth}, "question": {{"type": "noul"}}}}'.encode()
 
-    assert render(parse_request(nested(MAX_DEPTH)).state) == "- " * MAX_DEPTH + "0"
-    with pytest.raises(InvalidRequest) as caught:
-        parse_request(nested(MAX_DEPTH + 1))
-    assert caught.value.message == "state: nested more than 100 levels deep"
+    assert render(parse_request(nested(MAX_DEPTH, "0")).state) == "- " * MAX_DEPTH + "0"
+    for innermost in ("", "0", '{"a": 1}', "{}"):
+        depth = MAX_DEPTH - innermost.startswith("{")
+        parse_request(nested(depth, innermost))
+        with pytest.raises(InvalidRequest) as caught:
+            parse_request(nested(depth + 1, innermost))
+        assert caught.value.message == "state: nested more than 100 levels deep"
 
 
 # Size.
@@ -263,9 +266,18 @@ def test_the_greatest_depth_is_read_and_rendered() -> None:
 
 def test_an_integer_of_too_many_digits_is_refused() -> None:
     for number in ("9" * 5000, "-" + "1" * 5000):
-        for body in (f'{{"state": {number}}}', f'{{"state": [{{"a": {number}}}]}}', number):
-            with pytest.raises(InvalidRequest, match=r"^request: an integer has too many digits$"):
+        for state, path in ((number, "state"), (f'[{{"a": {number}}}]', "state[0].a")):
+            with pytest.raises(InvalidRequest) as caught:
+                parse_request(f'{{"state": {state}, "question": {{"type": "noul"}}}}'.encode())
+            assert caught.value.message == f"{path}: an integer has too many digits"
+        for body, message in (
+            (number, "request: needs an object, not a number"),
+            (f'{{"state": "", "question": {number}}}', "question: needs an object, not a number"),
+            (f'{{"state": "", "model": {number}}}', "model: needs a model's name, not a huge integer"),
+        ):
+            with pytest.raises(InvalidRequest) as caught:
                 parse_request(body.encode())
+            assert caught.value.message == message
 
 
 def test_an_integer_that_python_still_writes_is_read() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 from jevany_backend.protocol.errors import InvalidRequest, TooLong
@@ -18,20 +18,20 @@ MAX_DEPTH = 100
 def parse_json(data: bytes) -> Any:
     """Parse one request body.
 
-    Numbers that are not finite and strings that are not text pass through here, so that `check_content` can name
-    where they stand.
+    What is JSON and yet refused passes through here, so that `check_content` and `check_keys` can name where it stands:
+    numbers that are not finite or too long, strings that are not text, an object with the same key twice.
 
     Args:
         data: UTF-8 encoded JSON, at most `MAX_REQUEST_BYTES` long.
 
     Raises:
         TooLong: More bytes than `MAX_REQUEST_BYTES`.
-        InvalidRequest: Not UTF-8, not JSON, an object with the same key twice, or nesting beyond the parser.
+        InvalidRequest: Not UTF-8, not JSON, or nesting beyond the parser.
     """
     if len(data) > MAX_REQUEST_BYTES:
         raise TooLong(f"request: {len(data)} bytes; the limit is {MAX_REQUEST_BYTES}")
     try:
-        return json.loads(data.decode("utf-8"), object_pairs_hook=_object_without_duplicates)
+        return loads(data)
     except UnicodeDecodeError as error:
         raise InvalidRequest("request", f"not UTF-8 at byte {error.start}") from None
     except json.JSONDecodeError as error:
@@ -40,19 +40,44 @@ def parse_json(data: bytes) -> Any:
         raise InvalidRequest("request", f"not JSON: {reason} at line {error.lineno} column {error.colno}") from None
     except RecursionError:
         raise InvalidRequest("request", f"nested more than {MAX_DEPTH} levels deep") from None
-    except ValueError:  # Python refuses to convert integers of more than 4,300 digits.
-        raise InvalidRequest("request", "an integer has too many digits") from None
 
 
-def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def loads(data: bytes) -> Any:
+    """Parse UTF-8 encoded JSON as `parse_json` does, of any length, with Python's own errors.
+
+    Raises:
+        ValueError: Not UTF-8, or not JSON.
+        RecursionError: Nesting beyond the parser.
+    """
+    return json.loads(data.decode("utf-8"), object_pairs_hook=_object, parse_int=_integer)
+
+
+class _RepeatedKey(dict[str, Any]):
+    """An object of which one key stands twice in the JSON."""
+
+    key: str
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
-    if len(result) != len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise InvalidRequest("request", f"the key {shown(key)} stands twice in one object")
-            seen.add(key)
-    return result
+    if len(result) == len(pairs):
+        return result
+    seen: set[str] = set()
+    repeated = _RepeatedKey(result)
+    # set.add returns None: this is the first key that has been seen before.
+    repeated.key = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+    return repeated
+
+
+class _Overlong(int):
+    """An integer of more digits than Python converts, 4,300; its value is lost."""
+
+
+def _integer(digits: str) -> int:
+    try:
+        return int(digits)
+    except ValueError:
+        return _Overlong()
 
 
 def check_content(value: Any, path: str) -> None:
@@ -79,7 +104,7 @@ def check_content(value: Any, path: str) -> None:
             continue
         steps[-1], item = entry
         depth = len(levels) - 1
-        if depth > MAX_DEPTH:
+        if depth >= MAX_DEPTH and isinstance(item, (list, dict)):
             raise InvalidRequest(path, f"nested more than {MAX_DEPTH} levels deep")
         indentation += 2 * depth
         if indentation > MAX_REQUEST_BYTES:
@@ -88,10 +113,8 @@ def check_content(value: Any, path: str) -> None:
             levels.append(iter(enumerate(item)))
             steps.append(None)
         elif isinstance(item, dict):
-            for key in item:
-                problem = _key_problem(key)
-                if problem is not None:
-                    raise InvalidRequest(f"{_spelled(steps)} (a key)", problem)
+            if (found := _key_problem(item)) is not None:
+                raise InvalidRequest(_spelled(steps) + found[0], found[1])
             levels.append(iter(item.items()))
             steps.append(None)
         else:
@@ -104,19 +127,25 @@ def _spelled(steps: list[Any]) -> str:
     return steps[0] + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps[1:])
 
 
-def check_key(key: Any, path: str) -> None:
-    """Refuse an object key that is not text.
+def check_keys(value: Mapping[Any, Any], path: str) -> None:
+    """Refuse an object with a key that is not text, or that stands twice.
 
     Raises:
-        InvalidRequest: Names the object that holds the key.
+        InvalidRequest: Names the object.
     """
-    problem = _key_problem(key)
-    if problem is not None:
-        raise InvalidRequest(f"{path} (a key)", problem)
+    if (found := _key_problem(value)) is not None:
+        raise InvalidRequest(path + found[0], found[1])
 
 
-def _key_problem(key: Any) -> str | None:
-    return _text_problem(key) if isinstance(key, str) else f"{shown(key)} is not a string"
+def _key_problem(value: Mapping[Any, Any]) -> tuple[str, str] | None:
+    """Return what is wrong with an object's keys, behind what to add to its path."""
+    if isinstance(value, _RepeatedKey):
+        return "", f"the key {shown(value.key)} stands twice in one object"
+    for key in value:
+        problem = _text_problem(key) if isinstance(key, str) else f"{shown(key)} is not a string"
+        if problem is not None:
+            return " (a key)", problem
+    return None
 
 
 def _scalar_problem(value: Any) -> str | None:
@@ -127,12 +156,18 @@ def _scalar_problem(value: Any) -> str | None:
     if isinstance(value, float):
         return None if math.isfinite(value) else f"{value} is not a finite number"
     if isinstance(value, int):
-        try:
-            str(value)
-        except ValueError:  # As in `parse_json`.
-            return "an integer has too many digits"
-        return None
+        return "an integer has too many digits" if _is_overlong(value) else None
     return f"{type(value).__name__} is not a JSON value"
+
+
+def _is_overlong(value: int) -> bool:
+    if isinstance(value, _Overlong):
+        return True
+    try:
+        str(value)
+    except ValueError:
+        return True
+    return False
 
 
 def _text_problem(text: str) -> str | None:
@@ -150,7 +185,7 @@ def shown(value: object) -> str:
     elif value is None or isinstance(value, (bool, float)):
         text = ascii(value)
     elif isinstance(value, int):
-        text = ascii(value) if value.bit_length() <= 256 else "a huge integer"
+        text = "a huge integer" if isinstance(value, _Overlong) or value.bit_length() > 256 else ascii(value)
     else:
         text = kind_of(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
@@ -159,6 +194,7 @@ def shown(value: object) -> str:
 def kind_of(value: object) -> str:
     """Return what kind of JSON value ``value`` is, with its article; for another value, its type's name."""
     names = {dict: "an object", list: "a list", str: "text", bool: "a boolean", int: "a number", float: "a number"}
+    names |= {_RepeatedKey: "an object", _Overlong: "a number"}
     return "null" if value is None else names.get(type(value), type(value).__name__)
 
 

@@ -10,7 +10,7 @@ from jevany_backend.protocol.errors import InvalidRequest, Unsupported
 from jevany_backend.protocol.json_content import (
     JSON,
     check_content,
-    check_key,
+    check_keys,
     counted,
     kind_of,
     parse_json,
@@ -49,7 +49,8 @@ class Noul:
         _check_object(self.criteria, "criteria")
         unknown = [key for key in self.criteria if key not in ("false", "true")]
         if unknown:
-            raise InvalidRequest("criteria", f"unknown key {shown(unknown[0])}; a noul has only 'false' and 'true'")
+            path = f"criteria.{unknown[0]}" if unknown[0].isidentifier() else "criteria"
+            raise InvalidRequest(path, f"unknown key {shown(unknown[0])}; a noul has only 'false' and 'true'")
 
     @property
     def keys(self) -> list[str]:
@@ -205,8 +206,7 @@ def _read_questions(value: dict[str, Any]) -> tuple[dict[str, Question], bool]:
         raise InvalidRequest("questions", f"needs an object of questions by id, not {kind_of(questions)}")
     if not 1 <= len(questions) <= MAX_QUESTIONS:
         raise InvalidRequest("questions", f"{counted(len(questions), 'question')}; needs 1 to {MAX_QUESTIONS}")
-    for identifier in questions:
-        check_key(identifier, "questions")
+    check_keys(questions, "questions")
     return {
         identifier: question_from_json(question, f"questions.{identifier}")
         for identifier, question in questions.items()
@@ -264,14 +264,13 @@ def _named_option(name: str, description: JSON) -> str:
 def _check_object_shape(value: Any, path: str) -> None:
     if not isinstance(value, dict):
         raise InvalidRequest(path, f"needs an object, not {kind_of(value)}")
-    for key in value:
-        check_key(key, path)
+    check_keys(value, path)
 
 
 def _check_object(value: Any, path: str) -> None:
     if not isinstance(value, Mapping):
         raise InvalidRequest(path, f"needs an object, not {kind_of(value)}")
-    check_content(dict(value), path)
+    check_content(value if isinstance(value, dict) else dict(value), path)
 
 
 def _check_count(count: int, what: str, least: int) -> None:
