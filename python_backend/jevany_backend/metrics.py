@@ -24,7 +24,9 @@ _COUNTERS = (
     ("jevany_tokens_total", "tokens", "Tokens of all rows"),
 )
 
+# Requests that nobody waits for any more are not computed.
 CANCELLED = "cancelled"
+EXPIRED = "deadline_exceeded"
 _PERIOD = 1.0
 
 
@@ -55,7 +57,7 @@ class Metrics:
             pb_utils.MetricFamily.COUNTER,
         )
         self._families.append(family)
-        self._failures: dict[str, int] = dict.fromkeys((*ERRORS_BY_CODE, CANCELLED), 0)
+        self._failures: dict[str, int] = dict.fromkeys((*ERRORS_BY_CODE, CANCELLED, EXPIRED), 0)
         self._published_failures = dict(self._failures)
         self._failure_metrics: dict[str, Any] = {
             code: family.Metric(labels={**labels, "error": code}) for code in self._failures
@@ -76,7 +78,7 @@ class Metrics:
         """Count a request that was answered with an error.
 
         Args:
-            code: The error's code, or `CANCELLED`.
+            code: The error's code, `CANCELLED` or `EXPIRED`.
         """
         self._failures[code] += 1
 

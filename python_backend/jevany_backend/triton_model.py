@@ -30,7 +30,7 @@ from jevany_backend.encoding import Limits, RowEncoder
 from jevany_backend.engine.cpu_threads import choose_threads
 from jevany_backend.engine.modes import build_engine, choose_mode
 from jevany_backend.engine.reference import hide_gpu_kernels
-from jevany_backend.metrics import CANCELLED, Metrics
+from jevany_backend.metrics import CANCELLED, EXPIRED, Metrics
 from jevany_backend.protocol import DecisionError, InternalError, InvalidRequest, OutOfMemory, parse_request
 from jevany_backend.settings import Settings, SettingsError, read_settings
 
@@ -94,7 +94,8 @@ class TritonPythonModel:
         Returns:
             One response a request, in order.
         """
-        return [self._respond(request) for request in requests]
+        begun = time.monotonic_ns()
+        return [self._respond(request, begun) for request in requests]
 
     def finalize(self) -> None:
         """Let go of the weights and of the device's cached memory."""
@@ -106,11 +107,13 @@ class TritonPythonModel:
             torch.cuda.empty_cache()
         log.info("unloaded")
 
-    def _respond(self, request: Any) -> Any:
+    def _respond(self, request: Any, begun: int) -> Any:
         if request.is_cancelled():
-            self.metrics.failed(CANCELLED)
-            error = pb_utils.TritonError("cancelled by the caller", pb_utils.TritonError.CANCELLED)
-            return pb_utils.InferenceResponse(output_tensors=[], error=error)
+            return self._given_up(CANCELLED, "cancelled by the caller")
+        # Triton refuses what waits too long in its queue, but not behind others of the same batch. A caller's timeout
+        # is in microseconds, 0 for none.
+        if 0 < request.timeout() * 1000 < time.monotonic_ns() - begun:
+            return self._given_up(EXPIRED, "timeout expired")
         try:
             reply = self.model.decide(parse_request(_request_body(request)))
         except DecisionError as refusal:
@@ -132,6 +135,11 @@ class TritonPythonModel:
                 pb_utils.Tensor("PROBABILITIES", reply.probabilities[np.newaxis]),
             ]
         )
+
+    def _given_up(self, kind: str, message: str) -> Any:
+        self.metrics.failed(kind)
+        error = pb_utils.TritonError(message, pb_utils.TritonError.CANCELLED)
+        return pb_utils.InferenceResponse(output_tensors=[], error=error)
 
     def _failure(self, error: DecisionError) -> Any:
         self.metrics.failed(error.code)

@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import queue
 import re
+import time
+import urllib.request
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ import tritonclient.grpc as grpc
 import tritonclient.http as http
 from tritonclient.utils import InferenceServerException
 
+from jevany_client import Choice, Client, DeadlineExceeded, Noul
 from jevany_server.process import TritonServer
 from tests.triton.conftest import FREE_PORTS
 
@@ -42,8 +47,8 @@ def _ask_together(url: str, model: str, bodies: list[bytes]) -> list[Any]:
 
 def test_three_bad_requests_of_a_batch_leave_five_answers(repository: Path) -> None:
     config = repository / "small" / "config.pbtxt"
-    waiting = "dynamic_batching { preferred_batch_size: [ 8 ] max_queue_delay_microseconds: 30000000 }"
-    config.write_text(config.read_text().replace("dynamic_batching { }", waiting))
+    waiting = "dynamic_batching { preferred_batch_size: [ 8 ] max_queue_delay_microseconds: 30000000"
+    config.write_text(config.read_text().replace("dynamic_batching {", waiting))
     good = json.dumps(GOOD).encode()
     bodies = [good, b'{"state": ', good, json.dumps(LONG).encode(), good, json.dumps(UNKNOWN).encode(), good, good]
     with TritonServer(repository, ["small"], ports=FREE_PORTS) as server:
@@ -64,6 +69,43 @@ def test_three_bad_requests_of_a_batch_leave_five_answers(repository: Path) -> N
     assert len(answers) == 5
     assert {answer["answer"]["noul"] for answer in answers} == {answers[0]["answer"]["noul"]}
     assert all(outcomes[i].as_numpy("PROBABILITIES").shape == (1, 2) for i in (0, 2, 4, 6, 7))
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize("timeout", [0.1, 1.0], ids=["in the queue", "in the batch"])
+def test_what_nobody_waits_for_any_more_is_not_computed(server: TritonServer, protocol: str, timeout: float) -> None:
+    # Of 32 that take most of a second each, nearly all wait, for longer than their callers do.
+    slow = Choice("Which?", {f"{number:04}": "one of the many parcels" for number in range(400)})
+    url = f"{protocol}://{server.grpc_url if protocol == 'grpc' else server.http_url}"
+    outcomes: Counter[str] = Counter()
+    with Client(url, "jevany-tiny") as client, ThreadPoolExecutor(32) as threads:
+        handed_over, refused = _handed_over(server), _given_up(server)
+        for call in [threads.submit(client.decide, "text", slow, timeout=timeout) for _ in range(32)]:
+            try:
+                call.result()
+                outcomes["answered"] += 1
+            except DeadlineExceeded:
+                outcomes["too late"] += 1
+        client.decide("text", Noul("Is it?"), timeout=60)
+    assert outcomes["too late"] >= 28
+    # The counters are at most a second old.
+    end = time.monotonic() + 10
+    while (computed := _handed_over(server) - handed_over - _given_up(server) + refused) > 6:
+        assert time.monotonic() < end, f"{computed} were computed, {outcomes}"
+        time.sleep(0.1)
+
+
+def _handed_over(server: TritonServer) -> int:
+    with grpc.InferenceServerClient(server.grpc_url) as client:
+        [statistics] = client.get_inference_statistics("jevany-tiny", as_json=True)["model_stats"]
+    return int(statistics.get("inference_count", 0))  # protobuf's JSON leaves out what is 0.
+
+
+def _given_up(server: TritonServer) -> int:
+    with urllib.request.urlopen(f"http://{server.host}:{server.ports.metrics}/metrics") as answer:
+        text = answer.read().decode()
+    lines = re.findall(r'^jevany_failed_requests_total{error="(?:cancelled|deadline_exceeded)".* (\d+)$', text, re.M)
+    return sum(map(int, lines))
 
 
 @pytest.mark.parametrize("body", [b"", b"\xff", b"[1]", b"null", b'{"state": "\\ud800", "question": {"type": "noul"}}'])

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from jevany_backend.checkpoint.errors import CheckpointError
+from jevany_backend.checkpoint.finite import problem_of
 
 # PEFT writes the wrapped module's own names behind this; what was wrapped was the text decoder, or a model around it.
 _PEFT_PREFIX = "base_model.model."
@@ -140,8 +141,8 @@ def read_adapter(directory: Path) -> Adapter:
     halves: dict[str, dict[str, torch.Tensor]] = {}
     token_rows: dict[str, dict[int, torch.Tensor]] = {}
     for key, tensor in tensors.items():
-        if not torch.isfinite(tensor).all():
-            raise CheckpointError(f"{path}: {key} holds NaN or infinite values")
+        if problem := problem_of(tensor):
+            raise CheckpointError(f"{path}: {key} holds {problem}")
         name = _decoder_name(key)
         if match := re.fullmatch(r"(.+)\.lora_([AB])\.weight", name):
             halves.setdefault(match[1], {})[match[2]] = tensor

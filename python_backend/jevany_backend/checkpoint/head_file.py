@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,10 @@ from typing import Any
 import torch
 
 from jevany_backend.checkpoint.errors import CheckpointError
+from jevany_backend.checkpoint.finite import problem_of
+
+# Further from 1, logits that are divided by it would be all alike, or leave the numbers that there are.
+_LEAST_TEMPERATURE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -96,9 +99,14 @@ def _checked(content: dict[str, Any]) -> HeadFile:
     dtype = content.get("weights_dtype", "fp32")
     if dtype not in ("fp32", "bf16"):
         raise ValueError(f"weights_dtype: {dtype!r} is neither 'fp32' nor 'bf16'")
-    temperature = float(content.get("temperature", 1.0))
-    if not math.isfinite(temperature) or temperature <= 0:
-        raise ValueError(f"temperature: {temperature} is not a positive number")
+    temperature = content.get("temperature", 1.0)
+    if isinstance(temperature, torch.Tensor) and temperature.ndim == 0 and not problem_of(temperature):
+        temperature = temperature.item()
+    if isinstance(temperature, bool) or not isinstance(temperature, (int, float)):
+        raise ValueError(f"temperature: needs a number, not {temperature!r:.60}")
+    if not _LEAST_TEMPERATURE <= temperature <= 1 / _LEAST_TEMPERATURE:
+        bounds = f"{_LEAST_TEMPERATURE:g} to {1 / _LEAST_TEMPERATURE:g}"
+        raise ValueError(f"temperature: {temperature} is not a number from {bounds}")
     verbalizers = tuple(str(label) for label in content.get("verbalizers") or ())
     head_dim = int(content.get("head_dim", 256))
     residual = int(content.get("head_residual_dim", 0))
@@ -114,7 +122,7 @@ def _checked(content: dict[str, Any]) -> HeadFile:
         weights_dtype=dtype,
         tokenizer_saved=bool(content.get("tokenizer_saved", False)),
         verbalizers=verbalizers,
-        temperature=temperature,
+        temperature=float(temperature),
     )
 
 
@@ -140,6 +148,6 @@ def _checked_head(head: Any, dim: int, residual: int) -> dict[str, torch.Tensor]
     for name, shape in shapes.items():
         if not isinstance(head[name], torch.Tensor) or tuple(head[name].shape) != shape:
             raise ValueError(f"head: {name} has shape {tuple(getattr(head[name], 'shape', ()))}; needs {shape}")
-        if not torch.isfinite(head[name]).all():
-            raise ValueError(f"head: {name} holds NaN or infinite values")
+        if problem := problem_of(head[name]):
+            raise ValueError(f"head: {name} holds {problem}")
     return {name: tensor.float() for name, tensor in head.items()}
