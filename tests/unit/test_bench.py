@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import time
 from pathlib import Path
 
@@ -143,6 +144,23 @@ def test_the_readme_has_the_speed_table_of_the_results(tmp_path: Path, capsys: p
     assert table_of_results in (ROOT / "README.md").read_text()
     (tmp_path / "broken.json").write_text("{}")
     assert report([str(tmp_path / "broken.json")]) == 2
+
+
+def test_the_readme_says_where_the_time_goes() -> None:
+    results = ROOT / "loadtest" / "results"
+    bench = json.loads((results / "bench-h200-jevany-27b.json").read_text())
+    clocks = json.loads((results / "clocks-h200-jevany-27b.json").read_text())["while_over_2000_tokens"]
+    short, long = (bench["modes"]["engine"]["profile"][length] for length in ("128", "2048"))
+    in_products = [part["classes"]["products"]["milliseconds"] for part in (short, long)]
+    operations = bench["floor"]["matrix_bytes"] * 2048  # A weight of 2 bytes takes part in 2 operations a token.
+    for figure in (
+        f"{in_products[0]:.1f} of {short['milliseconds']:.1f} ms at 128 tokens",
+        f"at {bench['floor']['matrices_once'] / in_products[0]:.0%}".replace("%", " %"),
+        f"{in_products[1]:.1f} of {long['milliseconds']:.1f} ms at 2,048",
+        f"{operations / in_products[1] / 1e9:.0f} TFLOP/s",
+        f"{statistics.median(moment['sm_MHz'] for moment in clocks):,.0f} of 1,980 MHz",
+    ):
+        assert figure in (ROOT / "README.md").read_text().replace("\n", " ")
 
 
 def test_random_weights_need_the_lengths_of_the_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
