@@ -264,7 +264,7 @@ UP_A = "base_model.model.layers.0.mlp.up_proj.lora_A.weight"
         ),
         (
             _with_tensor("model.norm.weight", torch.ones(64, dtype=torch.int8), "base"),
-            r"base/model\.safetensors: model\.norm\.weight holds I8, not floating-point numbers; of quantised bases",
+            r"base/model\.safetensors: model\.norm\.weight is stored as I8; needs one of F64",
         ),
         (
             _with_tensor("model.norm.weight", torch.full((64,), torch.nan), "base"),

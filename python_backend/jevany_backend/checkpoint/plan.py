@@ -113,11 +113,6 @@ def plan_weights(
     stored = {name: base.tensors[name] for name in shapes}
     for name, tensor in stored.items():
         _check_shape(base, name, tensor.shape, shapes[name])
-        if not tensor.dtype.is_floating_point:
-            raise CheckpointError(
-                f"{tensor.path}: {tensor.name} holds {tensor.dtype_name}, not floating-point numbers; of quantised "
-                "bases only those in fp8 are served"
-            )
     scales = {name: _scales_of(base, name) for name in stored if stored[name].dtype == torch.float8_e4m3fn}
     nbytes = sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
     return WeightPlan(config, dtype, base, adapter, stored, scales, added_ids, nbytes)
