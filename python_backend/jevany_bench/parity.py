@@ -12,7 +12,7 @@ from jevany_backend.checkpoint.plan import build_model
 from jevany_backend.engine.families.qwen3_5 import Qwen35
 from jevany_backend.engine.graphs import CudaGraphs, Executor, GraphEngine, Grid, NoGraphs
 from jevany_backend.engine.measured import Measured
-from jevany_backend.engine.reference import UnmaskedTransformers, own_kernels
+from jevany_backend.engine.reference import CapturableTransformers, own_kernels
 from jevany_backend.readout import PointerReadout
 from jevany_bench.panel import synthetic_row
 
@@ -40,9 +40,9 @@ def error_against_float32(
     rows = {length: torch.randint(0, config.vocab_size, (length,), device=device) for length in lengths}
     exact_model = copy.deepcopy(model).float()
     with own_kernels(exact_model):  # Others multiply in TF32.
-        exact = {n: UnmaskedTransformers(exact_model)(ids, torch.arange(n, device=device)) for n, ids in rows.items()}
+        exact = {n: CapturableTransformers(exact_model)(ids, torch.arange(n, device=device)) for n, ids in rows.items()}
     del exact_model
-    theirs = {n: UnmaskedTransformers(model)(ids, torch.arange(n, device=device)) for n, ids in rows.items()}
+    theirs = {n: CapturableTransformers(model)(ids, torch.arange(n, device=device)) for n, ids in rows.items()}
     forward = Qwen35(model, Measured(device), max(lengths), fused=device.type == "cuda")
     found: dict[str, Any] = {"layers": _LAYERS, "lengths": {}}
     totals = [0.0, 0.0]

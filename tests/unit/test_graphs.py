@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from jevany_backend.checkpoint import CheckpointError
+from jevany_backend.checkpoint.plan import build_model
 from jevany_backend.encoding import Row
 from jevany_backend.engine.graphs import OUR_GRID, PUBLISHED_GRID, GraphEngine, Grid, NoGraphs, padding_share
 from jevany_backend.engine.modes import MODES, build_engine, choose_mode
-from jevany_backend.engine.reference import ReferenceEngine, UnmaskedTransformers
+from jevany_backend.engine.reference import CapturableTransformers, ReferenceEngine
 from jevany_backend.readout import DirectTokenReadout, PointerReadout, Readout
-from tests.checkpoint_factory import muse_config
+from tests.checkpoint_factory import gemma_config, muse_config, qwen_config, randomise
 from tests.unit.test_qwen3_5 import DEVICE, packed, small_model
 
 SMALL = Grid(buckets=(16, 24, 48), beyond=32, reads=8)
@@ -167,7 +168,7 @@ def test_what_is_proven_for_a_model_runs_it() -> None:
     gpu, cpu, bf16 = torch.device("cuda"), torch.device("cpu"), torch.bfloat16
     assert choose_mode(None, gpu, bf16, "qwen3_5_text") == "engine"
     assert choose_mode(None, gpu, torch.float32, "qwen3_5_text") == "sdpa"
-    assert choose_mode(None, gpu, bf16, "muse_glimmer_text") == choose_mode(None, gpu, bf16, "gemma4_text") == "sdpa"
+    assert choose_mode(None, gpu, bf16, "muse_glimmer_text") == choose_mode(None, gpu, bf16, "gemma4_text") == "graphs"
     assert choose_mode(None, cpu, bf16, "qwen3_5_text") == "reference"
     for mode in MODES:
         for device in (gpu, cpu):
@@ -175,19 +176,36 @@ def test_what_is_proven_for_a_model_runs_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "reason"), [("graphs", "muse_glimmer_text has layers of .*sliding"), ("engine", "muse_glimmer_text")]
+    ("mode", "reason"),
+    [("graphs", "muse_glimmer_text has layers of chunked_attention"), ("engine", "muse_glimmer_text")],
 )
 def test_a_family_that_a_mode_cannot_run_is_named(mode: str, reason: str) -> None:
-    from jevany_backend.checkpoint.plan import build_model
-
     muse = build_model(muse_config(300), DEVICE, torch.float32)
+    muse.config.layer_types[0] = "chunked_attention"
     with pytest.raises(CheckpointError, match=reason):
         build_engine(mode, muse, _pointer(), longest=64)
 
 
+@pytest.fixture(params=[qwen_config, muse_config, gemma_config], ids=["qwen", "muse", "gemma"])
+def any_family(request: pytest.FixtureRequest) -> Any:
+    torch.manual_seed(2)
+    model = build_model(request.param(300), DEVICE, torch.float32)
+    randomise(model)
+    return model
+
+
 @torch.inference_mode()
-def test_transformers_without_masks_gives_the_same_states(model: Any) -> None:
-    one = row(40)
+@pytest.mark.parametrize("tokens", [7, 8, 9, 40])  # The window of the small models is 8.
+def test_what_is_captured_gives_transformers_states(any_family: Any, tokens: int) -> None:
+    one = row(tokens, options=2)
     reads = torch.tensor([one.decide, *one.option_ends], device=DEVICE)
-    states = UnmaskedTransformers(model)(torch.tensor(one.ids, device=DEVICE), reads)
-    torch.testing.assert_close(states, ReferenceEngine(model, _pointer()).hidden_states(one), rtol=1e-5, atol=1e-5)
+    states = CapturableTransformers(any_family)(torch.tensor(one.ids, device=DEVICE), reads)
+    expected = ReferenceEngine(any_family, _pointer()).hidden_states(one)
+    torch.testing.assert_close(states, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [40, 128, 129])
+def test_the_published_recipe_runs_every_family(any_family: Any, tokens: int) -> None:
+    expected = ReferenceEngine(any_family, _pointer()).probabilities(row(tokens))
+    engine = build_engine("graphs", any_family, _pointer(), longest=160)
+    np.testing.assert_allclose(engine.probabilities(row(tokens)), expected, rtol=1e-3, atol=1e-5)

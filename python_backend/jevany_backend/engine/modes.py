@@ -11,7 +11,7 @@ import torch
 from jevany_backend.checkpoint.errors import CheckpointError
 from jevany_backend.engine.graphs import OUR_GRID, PUBLISHED_GRID, CudaGraphs, Executor, GraphEngine, NoGraphs
 from jevany_backend.engine.measured import Measured, counted
-from jevany_backend.engine.reference import ReferenceEngine, UnmaskedTransformers, live_kernels
+from jevany_backend.engine.reference import CapturableTransformers, ReferenceEngine, live_kernels
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,8 +36,8 @@ def choose_mode(mode: str | None, device: torch.device, dtype: torch.dtype, mode
     """Return the mode that a model runs in: the one that is named, else the fastest that is proven for it.
 
     Args:
-        mode: One of `MODES`, or None: on a GPU ``engine`` for the families that it computes, in bfloat16, and ``sdpa``
-            for all else; on the CPU ``reference``.
+        mode: One of `MODES`, or None: in bfloat16 on a GPU ``engine`` for the families that it computes, and ``graphs``
+            for the others; ``sdpa`` in float32; on the CPU ``reference``.
         device: Where it runs.
         dtype: What it is served in.
         model_type: The text decoder's type, as transformers names it.
@@ -46,7 +46,9 @@ def choose_mode(mode: str | None, device: torch.device, dtype: torch.dtype, mode
         return mode
     if device.type != "cuda":
         return "reference"
-    return "engine" if model_type in OUR_FAMILIES and dtype == torch.bfloat16 else "sdpa"
+    if dtype != torch.bfloat16:
+        return "sdpa"
+    return "engine" if model_type in OUR_FAMILIES else "graphs"
 
 
 def build_engine(
@@ -78,7 +80,7 @@ def build_engine(
     _log_kernels(model, slow=mode == "default")
     if mode == "graphs":
         try:
-            forward = UnmaskedTransformers(model)
+            forward = CapturableTransformers(model)
         except ValueError as error:
             raise CheckpointError(f"parameter engine: graphs cannot run this model: {error}") from None
         return _ready(GraphEngine(forward, readout, _executor(device), PUBLISHED_GRID, longest), progress)

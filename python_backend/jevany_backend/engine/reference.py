@@ -64,33 +64,55 @@ class ReferenceEngine:
         return self.readout(self.hidden_states(row)).cpu().numpy()
 
 
-class UnmaskedTransformers:
-    """transformers' forward pass for a captured graph, as `graphs.Forward`: no mask, nothing that waits for the host.
+class CapturableTransformers:
+    """transformers' forward pass for a captured graph, as `graphs.Forward`: nothing in it waits for the host.
 
-    While a stream captures, transformers would build an explicit causal mask, which rules out the flash kernel. A mask
-    of None for each type of layer leaves the causal flag instead.
+    While a stream captures, transformers would build explicit masks for all layers, which rule out the flash kernel. A
+    mask of None for a type of layer leaves the causal flag instead. Only layers with a window get one, and only for a
+    row that is longer than the window.
 
     Args:
-        model: A text decoder whose layers all see the whole row before them: a window would need a mask.
+        model: A text decoder of layers with full attention, with a window, or with a delta rule.
 
     Raises:
-        ValueError: It has layers with a window.
+        ValueError: It has other layers.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        types = set(model.config.layer_types)
-        if not types <= {"full_attention", "linear_attention"}:
-            raise ValueError(f"{model.config.model_type} has layers of {', '.join(sorted(types))}, which need masks")
+        config = model.config
+        self._types = set(config.layer_types)
+        if unknown := self._types - {"full_attention", "linear_attention", "sliding_attention"}:
+            raise ValueError(f"{config.model_type} has layers of {', '.join(sorted(unknown))}")
         self.model = model
-        self._masks = dict.fromkeys(types)
+        self._window: int | None = config.sliding_window if "sliding_attention" in self._types else None
+        # Qwen's positions have three planes, as for pictures: for the four planes that it makes itself, transformers
+        # looks for rows packed together.
+        self._planes = 3 if "linear_attention" in self._types else None
 
     def __call__(self, ids: torch.Tensor, reads: torch.Tensor) -> torch.Tensor:
         """Return (R, hidden), the final states at positions (R,) of the row with token ids (n,)."""
-        # Positions as three planes, as for pictures: for the four planes that it makes itself, transformers looks for
-        # rows packed together.
-        positions = torch.arange(len(ids), device=ids.device).expand(3, 1, -1)
-        output = self.model(input_ids=ids[None], position_ids=positions, attention_mask=self._masks, use_cache=False)
+        positions = torch.arange(len(ids), device=ids.device)[None]
+        masks = dict.fromkeys(self._types)
+        if self._window is not None:
+            masks["sliding_attention"] = self._window_mask(positions)
+        output = self.model(
+            input_ids=ids[None],
+            position_ids=positions if self._planes is None else positions.expand(self._planes, 1, -1),
+            attention_mask=masks,
+            use_cache=False,
+        )
         return output.last_hidden_state[0].index_select(0, reads)
+
+    def _window_mask(self, positions: torch.Tensor) -> torch.Tensor | None:
+        """Return what is added to the scores (1, 1, n, n) of a layer with a window; None where the window has all."""
+        assert self._window is not None
+        if positions.shape[1] <= self._window:
+            return None
+        back = positions.T - positions  # How far behind the query a key stands.
+        hidden = (back < 0) | (back >= self._window)
+        # Numbers, as a mask of booleans would be made into them in every layer anew.
+        zeros = torch.zeros(back.shape, dtype=self.model.dtype, device=back.device)
+        return zeros.masked_fill_(hidden, float("-inf"))[None, None]
 
 
 def hide_gpu_kernels() -> None:
