@@ -120,6 +120,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="small shapes on the CPU")
     parser.add_argument("--commit", help="what the results name as the code's commit; git's answer if left out")
     parser.add_argument("--phase", choices=list(SHARES), help="run this one only, in this process")
+    parser.add_argument("--models", nargs="+", choices=VARIANTS, default=VARIANTS, help="of the phase variants; all")
     parser.add_argument("--scratch", type=Path, help="directory for what one parity phase leaves the other; OUT")
     return parser.parse_args()
 
@@ -312,9 +313,9 @@ _LONG_ROW_SHARE = 0.4
 
 def _variants(options: argparse.Namespace, results: _Results) -> None:
     deadline = time.monotonic() + options.seconds - 5
-    for number, name in enumerate(VARIANTS):
+    for number, name in enumerate(options.models):
         now = time.monotonic()
-        entry: dict[str, Any] = {"seconds_at_most": round((deadline - now) / (len(VARIANTS) - number), 1)}
+        entry: dict[str, Any] = {"seconds_at_most": round((deadline - now) / (len(options.models) - number), 1)}
         results.content[name] = entry  # What there is of it stays if it fails.
         with results.part(name):
             _variant(options, name, entry["seconds_at_most"], entry, results.save)
