@@ -73,6 +73,7 @@ def test_refused_requests_are_counted_by_their_error(repository: Path, tmp_path:
             "out_of_memory",
             "internal",
             "cancelled",
+            "deadline_exceeded",
         ),
         0,
     )
