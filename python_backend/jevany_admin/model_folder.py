@@ -124,8 +124,8 @@ instance_group [
 # What the weights are served in: float32 or bfloat16.
 {_parameter("dtype", dtype)}
 
-# How it runs: automatic is the fastest way that is proven for the model: in bfloat16 on a GPU engine, our own forward
-# pass in CUDA graphs, for the Qwen3.5 family, and graphs (transformers in CUDA graphs) for the others; on the CPU
+# How it runs: automatic is the fastest way that is proven for the model: on a GPU engine, our own forward pass in CUDA
+# graphs, for the Qwen3.5 family in bfloat16, and sdpa (transformers with fused attention) for others; on the CPU
 # reference (transformers). default, kernels, sdpa and graphs are ways to run transformers, each with one thing more.
 {_parameter("engine", "automatic")}
 

@@ -168,7 +168,7 @@ def test_what_is_proven_for_a_model_runs_it() -> None:
     gpu, cpu, bf16 = torch.device("cuda"), torch.device("cpu"), torch.bfloat16
     assert choose_mode(None, gpu, bf16, "qwen3_5_text") == "engine"
     assert choose_mode(None, gpu, torch.float32, "qwen3_5_text") == "sdpa"
-    assert choose_mode(None, gpu, bf16, "muse_glimmer_text") == choose_mode(None, gpu, bf16, "gemma4_text") == "graphs"
+    assert choose_mode(None, gpu, bf16, "muse_glimmer_text") == choose_mode(None, gpu, bf16, "gemma4_text") == "sdpa"
     assert choose_mode(None, cpu, bf16, "qwen3_5_text") == "reference"
     for mode in MODES:
         for device in (gpu, cpu):

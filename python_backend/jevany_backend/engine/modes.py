@@ -36,8 +36,8 @@ def choose_mode(mode: str | None, device: torch.device, dtype: torch.dtype, mode
     """Return the mode that a model runs in: the one that is named, else the fastest that is proven for it.
 
     Args:
-        mode: One of `MODES`, or None: in bfloat16 on a GPU ``engine`` for the families that it computes, and ``graphs``
-            for the others; ``sdpa`` in float32; on the CPU ``reference``.
+        mode: One of `MODES`, or None: on a GPU ``engine`` for the families that it computes, in bfloat16, and ``sdpa``
+            for all else; on the CPU ``reference``.
         device: Where it runs.
         dtype: What it is served in.
         model_type: The text decoder's type, as transformers names it.
@@ -46,9 +46,7 @@ def choose_mode(mode: str | None, device: torch.device, dtype: torch.dtype, mode
         return mode
     if device.type != "cuda":
         return "reference"
-    if dtype != torch.bfloat16:
-        return "sdpa"
-    return "engine" if model_type in OUR_FAMILIES else "graphs"
+    return "engine" if model_type in OUR_FAMILIES and dtype == torch.bfloat16 else "sdpa"
 
 
 def build_engine(
