@@ -54,8 +54,8 @@ A request is a JSON object with "state" and "question", or "questions" by id. A 
 JSONL from standard input is answered line by line, as it comes in.
 
 A request may have an "id", any JSON value: it comes back in its line of --json, stands above its answer otherwise, and
-names it in error messages. Other fields beside those of a request, such as the label of a data set, are passed over,
-with a note that names them. A question with a field that it does not know is refused, as by the server.
+names it in error messages. Other fields beside those of a request, such as a data set's, are passed over, with a note
+that names them, and so is the "label" of a question. A question with any other unknown field is refused.
 
 With --json, every request leaves one line, in the order of the input: its reply, or, when it failed, for example
 {"id": 7, "error": {"code": "invalid_request", "message": "state: missing"}, "line": 3}; "line" is that of the JSONL.

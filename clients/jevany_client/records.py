@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from jevany_backend.protocol import JSON, REQUEST_FIELDS, DecisionRequest, InvalidRequest, request_from_json
 from jevany_backend.protocol.json_content import check_content, check_keys, loads, parse_json
 
+# Where data sets keep what is right, in a question. Any other unknown field of one is refused: it may be misspelt.
+_LABEL = "label"
+
 
 @dataclass(frozen=True)
 class Record:
@@ -112,6 +115,11 @@ def read_record(text: bytes) -> Record:
     check_keys(value, "request")
     labels = _labels(value)
     ignored = frozenset(value) - {*REQUEST_FIELDS, *labels}
+    questions = value.get("questions")
+    for question in (value.get("question"), *(questions.values() if isinstance(questions, dict) else ())):
+        if isinstance(question, dict) and _LABEL in question:
+            del question[_LABEL]
+            ignored |= {_LABEL}
     try:
         parsed = request_from_json({key: value[key] for key in REQUEST_FIELDS if key in value})
     except InvalidRequest as error:

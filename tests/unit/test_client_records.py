@@ -58,7 +58,17 @@ def test_unknown_fields_of_a_request_are_passed_over_and_named() -> None:
     assert ignored_note(str(i) for i in range(12)).endswith("7 and 2 more")
 
 
-@pytest.mark.parametrize("field", ["instruction", "label", "_source", "id"])
+def test_labels_of_questions_are_passed_over() -> None:
+    one = read_record(b'{"state": 1, "question": {"type": "noul", "label": true}}')
+    several = read_record(
+        b'{"state": 1, "questions": {"a": {"type": "noul"}, "b": {"label": {"x": 1}, "type": "noul"}}}'
+    )
+    assert one.request.questions == {"question": Noul()}
+    assert several.request.questions == {"a": Noul(), "b": Noul()}
+    assert one.ignored == several.ignored == {"label"}
+
+
+@pytest.mark.parametrize("field", ["instruction", "labels", "_source", "id"])
 def test_unknown_fields_of_a_question_are_refused(field: str) -> None:
     question = {"type": "noul", "instructions": "Urgent?", field: 1}
     with pytest.raises(InvalidRequest, match=rf"^question\.{field}: unknown field '{field}'$"):
