@@ -31,8 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"report: {options.folder}: no such directory", file=sys.stderr)
         return 1
     try:
-        files = {path: json.loads(path.read_bytes()) for path in sorted(options.folder.glob("*.json"))}
-        others = [path for path, content in files.items() if not (isinstance(content, dict) and "schema" in content)]
+        files = sorted(options.folder.glob("*.json"))
+        others = [path for path in files if _is_of_another_kind(path)]
         named = {path.stem: read(path) for path in files if path not in others}
         targets = read_targets(TARGETS)
     except (OSError, ValueError) as error:
@@ -51,6 +51,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for path in written:
         print(f"{path}: written")
     return 0
+
+
+def _is_of_another_kind(path: Path) -> bool:
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError:
+        return False  # Which `read` says, with the file's name.
+    return not isinstance(content, dict) or "schema" not in content
 
 
 def all_tables(targets: Targets, results: Sequence[dict[str, Any]]) -> str:

@@ -425,6 +425,9 @@ def test_a_report_of_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
     assert report.main([str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")]) == 1
     assert capsys.readouterr().err == f"report: {tmp_path / 'nowhere'}: no such directory\n"
     assert not (tmp_path / "out").exists()
+    (tmp_path / "cut.json").write_text('{"schema": 1')
+    assert report.main([str(tmp_path), "--out", str(tmp_path / "out")]) == 1
+    assert capsys.readouterr().err.startswith(f"report: {tmp_path / 'cut.json'}: ")
 
 
 @pytest.mark.parametrize(
