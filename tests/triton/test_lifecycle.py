@@ -19,6 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from jevany_client import Client, Noul
 from jevany_server.backend_processes import find_backend_processes
 from jevany_server.installation import ServerError
 from jevany_server.process import Ports, TritonServer
@@ -150,6 +151,28 @@ def test_idle_threads_of_a_model_sleep(repository: Path, monkeypatch: pytest.Mon
         [backend] = find_backend_processes(server.process.pid)
         environment = Path(f"/proc/{backend.pid}/environ").read_bytes().split(b"\0")
     assert b"OMP_WAIT_POLICY=PASSIVE" in environment
+
+
+_COUNTING = """
+import gc, pathlib
+from jevany_backend.triton_model import TritonPythonModel as Model
+
+class TritonPythonModel(Model):
+    def execute(self, requests):
+        pathlib.Path({path!r}).write_text(f"{{gc.get_freeze_count()}} {{len(gc.get_objects())}}")
+        return super().execute(requests)
+"""
+
+
+def test_the_collector_leaves_what_is_loaded_alone(repository: Path, tmp_path: Path) -> None:
+    (repository / "small" / "1" / "model.py").write_text(_COUNTING.format(path=str(tmp_path / "counts")))
+    with TritonServer(repository, ["small"], ports=FREE_PORTS, log=io.BytesIO()) as server:
+        server.wait_until_ready(60)
+        with Client(server.grpc_url, "small") as client:
+            client.decide("text", Noul("Is it?"))
+    kept, looked_at = map(int, (tmp_path / "counts").read_text().split())
+    assert kept > 100_000
+    assert looked_at < 10_000
 
 
 def test_a_port_in_use_is_named(repository: Path) -> None:
