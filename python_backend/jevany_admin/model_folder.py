@@ -80,10 +80,7 @@ backend: "python"
 # One request carries one question. Requests that wait together are handed over together, and each gets its own
 # answer or its own error.
 max_batch_size: 64
-dynamic_batching {{
-  # A request that has waited longer than its caller would is refused, not computed.
-  default_queue_policy {{ allow_timeout_override: true }}
-}}
+dynamic_batching {{ }}
 
 # The JSON request: "state", and one "question" or "questions" with one entry.
 input [

@@ -47,8 +47,8 @@ def _ask_together(url: str, model: str, bodies: list[bytes]) -> list[Any]:
 
 def test_three_bad_requests_of_a_batch_leave_five_answers(repository: Path) -> None:
     config = repository / "small" / "config.pbtxt"
-    waiting = "dynamic_batching { preferred_batch_size: [ 8 ] max_queue_delay_microseconds: 30000000"
-    config.write_text(config.read_text().replace("dynamic_batching {", waiting))
+    waiting = "dynamic_batching { preferred_batch_size: [ 8 ] max_queue_delay_microseconds: 30000000 }"
+    config.write_text(config.read_text().replace("dynamic_batching { }", waiting))
     good = json.dumps(GOOD).encode()
     bodies = [good, b'{"state": ', good, json.dumps(LONG).encode(), good, json.dumps(UNKNOWN).encode(), good, good]
     with TritonServer(repository, ["small"], ports=FREE_PORTS) as server:
@@ -72,7 +72,7 @@ def test_three_bad_requests_of_a_batch_leave_five_answers(repository: Path) -> N
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-@pytest.mark.parametrize("timeout", [0.1, 1.0], ids=["in the queue", "in the batch"])
+@pytest.mark.parametrize("timeout", [0.1, 1.0], ids=["soon", "late"])
 def test_what_nobody_waits_for_any_more_is_not_computed(server: TritonServer, protocol: str, timeout: float) -> None:
     # Of 32 that take most of a second each, nearly all wait, for longer than their callers do.
     slow = Choice("Which?", {f"{number:04}": "one of the many parcels" for number in range(400)})

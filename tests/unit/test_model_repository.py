@@ -71,7 +71,8 @@ def test_a_config_is_complete(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     config = read_config(folder)
     assert (config["name"], config["backend"]) == (name, "python")
     assert config["max_batch_size"] > 0
-    assert "dynamic_batching" in config
+    # Without a queue policy: with one that heeds timeouts, Triton 2.51 stalls for half a second now and then.
+    assert config["dynamic_batching"] == {}
     assert (folder / "1" / "model.py").read_text() == model_py()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     [instance] = _instances(config, 1)
