@@ -49,8 +49,9 @@ class Noul:
         _check_object(self.criteria, "criteria")
         unknown = [key for key in self.criteria if key not in ("false", "true")]
         if unknown:
-            path = f"criteria.{unknown[0]}" if unknown[0].isidentifier() else "criteria"
-            raise InvalidRequest(path, f"unknown key {shown(unknown[0])}; a noul has only 'false' and 'true'")
+            raise InvalidRequest(
+                _field(unknown[0], "criteria"), f"unknown key {shown(unknown[0])}; a noul has only 'false' and 'true'"
+            )
 
     @property
     def keys(self) -> list[str]:
@@ -235,7 +236,7 @@ def question_from_json(value: Any, path: str) -> Question:
         )
     for key in value:
         if key not in QUESTION_FIELDS:
-            raise InvalidRequest(f"{path}.{key}" if key.isidentifier() else path, f"unknown field {shown(key)}")
+            raise InvalidRequest(_field(key, path), f"unknown field {shown(key)}")
     if kind is not Noul and value.get("criteria") is None:
         raise InvalidRequest(
             f"{path}.criteria", f"missing; a {kind.type} needs its {'levels' if kind is Score else 'options'}"
@@ -259,6 +260,11 @@ def question_to_json(question: Question) -> dict[str, Any]:
 
 def _named_option(name: str, description: JSON) -> str:
     return name if description is None or description == "" else f"{name}: {render(description)}"
+
+
+def _field(key: str, path: str) -> str:
+    """Return the path of an unknown field, or of its object where the name would make the path unreadable."""
+    return f"{path}.{key}" if key.isidentifier() else path
 
 
 def _check_object_shape(value: Any, path: str) -> None:
