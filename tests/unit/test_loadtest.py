@@ -152,6 +152,23 @@ def test_search_without_a_rate_that_holds() -> None:
     assert open_loop.search(record, record.probe, rate=5, seconds=1, p99=0.1)["highest_rate"] is None
 
 
+@pytest.mark.parametrize(
+    ("content", "good"),
+    [
+        ({"comparison": [], "errors": {}}, True),
+        ({"comparison": [], "errors": {"dropped": 1}}, False),
+        ({"comparison": [{"verdict": "fail"}], "errors": {}}, False),
+        # A search goes beyond what the server can do on purpose.
+        ({"comparison": [], "errors": {"dropped": 52}, "search": {"highest_rate": 16.0}}, True),
+        ({"comparison": [], "errors": {}, "search": {"highest_rate": None}}, False),
+    ],
+)
+def test_a_run_passes_by_its_targets_and_errors_and_a_search_by_what_it_finds(
+    content: dict[str, Any], good: bool
+) -> None:
+    assert loadtest.passed(content) == good
+
+
 def test_counters_are_differences_and_null_where_nothing_is_counted() -> None:
     before = Counters({"replays": 5, "eager_calls": 1}, 100)
     assert Counters({"replays": 8, "eager_calls": 1}, 200).since(before) == {"replays": 3, "eager_calls": 0}
