@@ -20,9 +20,10 @@ import torch
 
 from jevany_backend.checkpoint import CheckpointError, first_line
 from jevany_backend.encoding import Row
+from jevany_backend.engine.families import OUR_FAMILIES
 from jevany_backend.engine.graphs import OUR_GRID, GraphEngine, padding_share
 from jevany_backend.engine.measured import median_seconds
-from jevany_backend.engine.modes import MODES, OUR_FAMILIES, build_engine
+from jevany_backend.engine.modes import MODES, build_engine
 from jevany_backend.engine.reference import ReferenceEngine, hide_gpu_kernels, live_kernels
 from jevany_bench import machine, report, result
 from jevany_bench.models import Candidate, find_candidate
@@ -248,19 +249,25 @@ class _Run:
 def _choices(engine: GraphEngine) -> dict[str, Any]:
     """Return what was chosen by measurement, for an engine of ours."""
     forward: Any = engine.forward
-    if getattr(forward, "delta_rule", None) is None:
+    if not getattr(forward, "fused", False):
         return {}
-    rule = forward.delta_rule
+
+    def product(outputs: int, inputs: int, summed: bool, rows: int) -> str:
+        few = f", up to {rows} rows" if rows != forward.longest else ""
+        return f"{inputs} -> {outputs}{' (added up)' if summed else ''}{few}"
+
     return {
         "launched_early": forward.early,
-        "delta_rule": dict(zip(map(str, rule.rows), rule.names, strict=True)),
-        "attention": dict(zip(map(str, forward.causal_attention.rows), forward.causal_attention.names, strict=True)),
+        **{
+            name: dict(zip(map(str, choice.rows), choice.names, strict=True))
+            for name, choice in forward.choices.items()
+        },
         "products": {
-            f"{inputs} -> {outputs}{' (added up)' if summed else ''}": {
+            product(*key): {
                 "transposed": plan.transposed,
                 "by_rows": dict(zip(map(str, plan.rows), map(str, plan.ways), strict=True)),
             }
-            for (outputs, inputs, summed), plan in forward.plans.items()
+            for key, plan in forward.plans.items()
         },
         "microseconds": forward.measured.times,
     }

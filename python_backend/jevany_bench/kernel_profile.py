@@ -26,8 +26,9 @@ _CLASSES = (
         ("_skinny_product", "gemm", "nvjet", "cutlass", "xmma", "splitk", "cublas", "gemv", "aten::mm", "aten::addmm"),
     ),
     ("norms", ("rms_norm", "layer_norm", "l2norm")),
-    ("swiglu", ("_swiglu",)),
+    ("gated linear units", ("_glu",)),
     ("rotary and gates of attention", ("_qk_norm_rotary", "_sigmoid_gate")),
+    ("per-layer inputs", ("_per_layer_inputs",)),
     ("copies to and from the host", ("memcpy htod", "memcpy dtoh")),
 )
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from jevany_backend.engine.kernels import FUSED, TWINS, Kernels
+from jevany_backend.engine.kernels.add_rms_norm import Norm
 from jevany_backend.engine.kernels.delta_inputs import DeltaShape
-from jevany_backend.engine.kernels.qk_norm_rotary import AttentionShape
+from jevany_backend.engine.kernels.qk_norm_rotary import AttentionShape, Rotary
 from jevany_backend.engine.measured import Measured, elapsed
 
 _REPEATS = 5
@@ -19,7 +20,7 @@ _REPEATS = 5
 def time_kernels(
     config: Any, dtype: torch.dtype, device: torch.device, lengths: Sequence[int]
 ) -> dict[str, dict[str, dict[str, float | None]]]:
-    """Time the kernels of the Qwen3.5 family, and hold their results against their twins'.
+    """Time the kernels of a family, and hold their results against their twins'.
 
     Args:
         config: The text decoder's configuration.
@@ -58,42 +59,65 @@ def _difference(ours: torch.Tensor, twin: torch.Tensor) -> float:
 def _calls(
     config: Any, dtype: torch.dtype, device: torch.device, length: int
 ) -> dict[str, tuple[Callable[[int], object], Callable[[int], object]]]:
-    delta = DeltaShape(
-        config.linear_num_key_heads,
-        config.linear_key_head_dim,
-        config.linear_num_value_heads,
-        config.linear_value_head_dim,
-    )
-    attention = AttentionShape(config.num_attention_heads, config.num_key_value_heads, config.head_dim)
-
     def noise(*sizes: int, kind: torch.dtype = dtype) -> torch.Tensor:
         return torch.randn(sizes, device=device).to(kind)
-
-    stream, update = noise(length, config.hidden_size), noise(length, config.hidden_size)
-    gate_up = noise(length, 2 * config.intermediate_size)
-    packed = noise(length, 2 * (attention.queries + attention.keys) * attention.width)
-    half = attention.width // 8
-    angles = torch.rand(length, half, device=device)
-    attended = noise(length, attention.queries, attention.width)
-    mixed = noise(length, delta.columns)
-    filters, a_log, bias = noise(delta.convolved, 4), noise(delta.values), noise(delta.values)
-    heads = noise(length, delta.values, delta.value_width)
-    inputs = TWINS.delta_inputs(mixed, delta, filters, a_log, bias)
-    head, width = noise(attention.width), noise(config.hidden_size)
-    value_norm = noise(delta.value_width)
 
     def both(run: Callable[[Kernels], object]) -> tuple[Callable[[int], object], Callable[[int], object]]:
         return (lambda _: run(FUSED)), (lambda _: run(TWINS))
 
-    return {
+    gates: dict[str, Literal["beside", "behind", "none"]] = {"qwen3_5_text": "beside", "muse_glimmer_text": "behind"}
+    attention = AttentionShape(
+        config.num_attention_heads,
+        config.num_key_value_heads,
+        config.head_dim,
+        gates.get(config.model_type, "none"),
+        values_normed=config.model_type == "gemma4_text",
+    )
+    stream, update = noise(length, config.hidden_size), noise(length, config.hidden_size)
+    norm = Norm(noise(config.hidden_size), 1e-6)
+    halves = noise(length, 2 * config.intermediate_size).chunk(2, dim=1)
+    activation = "gelu_pytorch_tanh" if config.model_type == "gemma4_text" else "silu"
+    packed = noise(length, attention.keys_begin + 2 * attention.keys * attention.width)
+    angles = torch.rand(length, attention.width // 8, device=device)
+    head = Norm(noise(attention.width), 1e-6)
+    calls = {
         # The stream would grow with every run.
-        "add_rms_norm": both(lambda kernels: kernels.add_rms_norm(stream.clone(), update, width, 1e-6)),
-        "swiglu": both(lambda kernels: kernels.swiglu(gate_up)),
-        "qk_norm_rotary": both(
-            lambda kernels: kernels.qk_norm_rotary(packed, attention, head, head, angles, angles, None, 1e-6)
+        "add_rms_norm": both(lambda kernels: kernels.add_rms_norm(stream.clone(), update, norm)),
+        "add_rms_norm of a normed delta": both(
+            lambda kernels: kernels.add_rms_norm(stream.clone(), update, norm, delta_norm=norm)
         ),
-        "sigmoid_gate": both(lambda kernels: kernels.sigmoid_gate(attended, packed)),
-        "delta_inputs": both(lambda kernels: kernels.delta_inputs(mixed, delta, filters, a_log, bias)),
-        "gated_rms_norm": both(lambda kernels: kernels.gated_rms_norm(heads, mixed[:, delta.gate], value_norm, 1e-6)),
-        "delta_rule": both(lambda kernels: kernels.delta_rule(inputs)),
+        "glu": both(lambda kernels: kernels.glu(*halves, activation)),
+        "qk_norm_rotary": both(
+            lambda kernels: kernels.qk_norm_rotary(packed, attention, head, head, Rotary(angles, angles), None)
+        ),
     }
+    if attention.gates != "none":
+        attended = noise(length, attention.queries, attention.width)
+        calls["sigmoid_gate"] = both(lambda kernels: kernels.sigmoid_gate(attended, packed, attention))
+    if config.model_type == "gemma4_text":
+        columns = config.num_hidden_layers * config.hidden_size_per_layer_input
+        projected, table = noise(length, columns), noise(1000, columns)
+        ids = torch.randint(0, 1000, (length,), device=device)
+        narrow = Norm(noise(config.hidden_size_per_layer_input), 1e-6)
+        calls["per_layer_inputs"] = both(
+            lambda kernels: kernels.per_layer_inputs(projected, ids, table, narrow, config.hidden_size**-0.5)
+        )
+    if config.model_type == "qwen3_5_text":
+        delta = DeltaShape(
+            config.linear_num_key_heads,
+            config.linear_key_head_dim,
+            config.linear_num_value_heads,
+            config.linear_value_head_dim,
+        )
+        mixed = noise(length, delta.columns)
+        filters, a_log, bias = noise(delta.convolved, 4), noise(delta.values), noise(delta.values)
+        heads, value_norm = noise(length, delta.values, delta.value_width), noise(delta.value_width)
+        inputs = TWINS.delta_inputs(mixed, delta, filters, a_log, bias)
+        calls |= {
+            "delta_inputs": both(lambda kernels: kernels.delta_inputs(mixed, delta, filters, a_log, bias)),
+            "gated_rms_norm": both(
+                lambda kernels: kernels.gated_rms_norm(heads, mixed[:, delta.gate], value_norm, 1e-6)
+            ),
+            "delta_rule": both(lambda kernels: kernels.delta_rule(inputs)),
+        }
+    return calls

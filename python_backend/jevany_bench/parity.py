@@ -9,14 +9,18 @@ from typing import Any
 import torch
 
 from jevany_backend.checkpoint.plan import build_model
-from jevany_backend.engine.families.qwen3_5 import Qwen35
+from jevany_backend.engine.families import family
 from jevany_backend.engine.graphs import CudaGraphs, Executor, GraphEngine, Grid, NoGraphs
 from jevany_backend.engine.measured import Measured
 from jevany_backend.engine.reference import CapturableTransformers, own_kernels
 from jevany_backend.readout import PointerReadout
 from jevany_bench.panel import synthetic_row
 
-_LAYERS = 4  # Three of the delta rule, one of full attention.
+# As many as show what a family has: three layers of the delta rule or of a window and one of full attention; in Gemma
+# five and one, and as many again that take the keys and values of those.
+_LAYERS = {"gemma4_text": 12}
+_FEW_LAYERS = 4
+_BEYOND_WINDOW = 100
 
 
 @torch.inference_mode()
@@ -29,7 +33,7 @@ def error_against_float32(
         config: The text decoder's configuration.
         dtype: What it is served in.
         device: Where.
-        lengths: Tokens of a row.
+        lengths: Tokens of a row; in a family with a window, one that is a little longer is added.
 
     Returns:
         Length -> the error of ``ours`` and of ``transformers`` (its kernels, as installed), both in `dtype`, relative
@@ -37,14 +41,16 @@ def error_against_float32(
     """
     torch.backends.cudnn.allow_tf32 = False
     model = _small(config, dtype, device)
+    if window := getattr(config, "sliding_window", None):
+        lengths = sorted({*lengths, window + _BEYOND_WINDOW})
     rows = {length: torch.randint(0, config.vocab_size, (length,), device=device) for length in lengths}
     exact_model = copy.deepcopy(model).float()
     with own_kernels(exact_model):  # Others multiply in TF32.
         exact = {n: CapturableTransformers(exact_model)(ids, torch.arange(n, device=device)) for n, ids in rows.items()}
     del exact_model
     theirs = {n: CapturableTransformers(model)(ids, torch.arange(n, device=device)) for n, ids in rows.items()}
-    forward = Qwen35(model, Measured(device), max(lengths), fused=device.type == "cuda")
-    found: dict[str, Any] = {"layers": _LAYERS, "lengths": {}}
+    forward = family(config.model_type)(model, Measured(device), max(lengths), fused=device.type == "cuda")
+    found: dict[str, Any] = {"layers": len(model.layers), "lengths": {}}
     totals = [0.0, 0.0]
     for length, ids in rows.items():
         ours = forward(ids, torch.arange(length, device=device))
@@ -70,7 +76,8 @@ def bucket_edges(config: Any, dtype: torch.dtype, device: torch.device, buckets:
         The largest change of a probability between graph and no graph, between two contents of the padding, and
         between repeats of one request.
     """
-    forward = Qwen35(_small(config, dtype, device), Measured(device), 2 * max(buckets), fused=device.type == "cuda")
+    model, fused = _small(config, dtype, device), device.type == "cuda"
+    forward = family(config.model_type)(model, Measured(device), 2 * max(buckets), fused=fused)
     readout = _readout(config.hidden_size, device)
     grid = Grid(tuple(sorted(buckets)))
 
@@ -96,8 +103,13 @@ def bucket_edges(config: Any, dtype: torch.dtype, device: torch.device, buckets:
 
 def _small(config: Any, dtype: torch.dtype, device: torch.device) -> Any:
     small = copy.deepcopy(config)
-    small.num_hidden_layers = min(_LAYERS, config.num_hidden_layers)
-    small.layer_types = config.layer_types[: small.num_hidden_layers]
+    layers = min(_LAYERS.get(config.model_type, _FEW_LAYERS), config.num_hidden_layers)
+    small.num_hidden_layers = layers
+    small.layer_types = config.layer_types[:layers]
+    if config.model_type == "muse_glimmer_text":
+        small.layer_rope_theta = config.layer_rope_theta[:layers]
+    if config.model_type == "gemma4_text":
+        small.num_kv_shared_layers = layers // 2
     model = build_model(small, device, dtype)
     generator = torch.Generator(device).manual_seed(0)
     with torch.no_grad():

@@ -19,7 +19,7 @@ from jevany_backend.engine.modes import MODES, build_engine, choose_mode
 from jevany_backend.engine.reference import CapturableTransformers, ReferenceEngine
 from jevany_backend.readout import DirectTokenReadout, PointerReadout, Readout
 from tests.checkpoint_factory import gemma_config, muse_config, qwen_config, randomise
-from tests.unit.test_qwen3_5 import DEVICE, packed, small_model
+from tests.unit.test_decoders import DEVICE, FAMILIES, packed, small_model
 
 SMALL = Grid(buckets=(16, 24, 48), beyond=32, reads=8)
 WIDTH = 64
@@ -156,11 +156,12 @@ def test_the_longest_bucket_is_captured_first_and_no_longer_one_than_needed(mode
     assert done == [(1, 2), (2, 2)]
 
 
-def test_every_mode_answers_alike() -> None:
+@pytest.mark.parametrize("changes", FAMILIES.values(), ids=FAMILIES)
+def test_every_mode_answers_alike(changes: dict[str, Any]) -> None:
     readout = _pointer()
-    expected = ReferenceEngine(small_model(), readout).probabilities(row(40))
+    expected = ReferenceEngine(small_model(**changes), readout).probabilities(row(40))
     for mode in MODES:
-        engine = build_engine(mode, small_model(), readout, longest=64)
+        engine = build_engine(mode, small_model(**changes), readout, longest=64)
         np.testing.assert_allclose(engine.probabilities(row(40)), expected, rtol=1e-3, atol=1e-5, err_msg=mode)
 
 
@@ -168,7 +169,8 @@ def test_what_is_proven_for_a_model_runs_it() -> None:
     gpu, cpu, bf16 = torch.device("cuda"), torch.device("cpu"), torch.bfloat16
     assert choose_mode(None, gpu, bf16, "qwen3_5_text") == "engine"
     assert choose_mode(None, gpu, torch.float32, "qwen3_5_text") == "sdpa"
-    assert choose_mode(None, gpu, bf16, "muse_glimmer_text") == choose_mode(None, gpu, bf16, "gemma4_text") == "sdpa"
+    assert choose_mode(None, gpu, bf16, "muse_glimmer_text") == choose_mode(None, gpu, bf16, "gemma4_text") == "engine"
+    assert choose_mode(None, gpu, bf16, "llama") == "sdpa"
     assert choose_mode(None, cpu, bf16, "qwen3_5_text") == "reference"
     for mode in MODES:
         for device in (gpu, cpu):
@@ -177,7 +179,7 @@ def test_what_is_proven_for_a_model_runs_it() -> None:
 
 @pytest.mark.parametrize(
     ("mode", "reason"),
-    [("graphs", "muse_glimmer_text has layers of chunked_attention"), ("engine", "muse_glimmer_text")],
+    [("graphs", "muse_glimmer_text has layers of chunked_attention"), ("engine", "layers of chunked_attention")],
 )
 def test_a_family_that_a_mode_cannot_run_is_named(mode: str, reason: str) -> None:
     muse = build_model(muse_config(300), DEVICE, torch.float32)

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
-from jevany_backend.engine.kernels.add_rms_norm import add_rms_norm, add_rms_norm_twin
+from jevany_backend.engine.kernels.add_rms_norm import Norm, add_rms_norm, add_rms_norm_twin
 from jevany_backend.engine.kernels.delta_inputs import DeltaInputs, DeltaShape, delta_inputs, delta_inputs_twin
 from jevany_backend.engine.kernels.delta_rule import PLANS, DeltaPlan, delta_rule, delta_rule_twin
+from jevany_backend.engine.kernels.flash_attention import (
+    FlashPlan,
+    flash_attention,
+    flash_attention_twin,
+    flash_plans,
+)
 from jevany_backend.engine.kernels.gated_rms_norm import gated_rms_norm, gated_rms_norm_twin
-from jevany_backend.engine.kernels.qk_norm_rotary import AttentionShape, qk_norm_rotary, qk_norm_rotary_twin
+from jevany_backend.engine.kernels.glu import ACTIVATIONS, glu, glu_twin
+from jevany_backend.engine.kernels.per_layer_inputs import per_layer_inputs, per_layer_inputs_twin
+from jevany_backend.engine.kernels.qk_norm_rotary import AttentionShape, Rotary, qk_norm_rotary, qk_norm_rotary_twin
 from jevany_backend.engine.kernels.sigmoid_gate import sigmoid_gate, sigmoid_gate_twin
 from jevany_backend.engine.kernels.skinny_product import (
     SkinnyPlan,
@@ -17,7 +28,6 @@ from jevany_backend.engine.kernels.skinny_product import (
     skinny_product,
     skinny_product_twin,
 )
-from jevany_backend.engine.kernels.swiglu import swiglu, swiglu_twin
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 COMPILED = DEVICE.type == "cuda"
@@ -42,14 +52,18 @@ def _close(ours: torch.Tensor, twin: torch.Tensor) -> None:
     torch.testing.assert_close(ours, twin, rtol=tolerance["rtol"], atol=tolerance["atol"])
 
 
+def _norm(width: int, eps: float = 1e-6, dtype: torch.dtype = torch.float32) -> Norm:
+    return Norm(_noise(width, dtype=dtype), eps)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "width"), [(3, 64), (2, 320), (1, 1280)])
 @pytest.mark.parametrize("adds", [True, False])
 def test_add_rms_norm(rows: int, width: int, adds: bool, dtype: torch.dtype) -> None:
-    residual, weight = _noise(rows, width, dtype=dtype), _noise(width, dtype=dtype)
+    residual, norm = _noise(rows, width, dtype=dtype), _norm(width, dtype=dtype)
     delta = _noise(rows, width, dtype=dtype) if adds else None
     ours, twin = residual.clone(), residual.clone()
-    _close(add_rms_norm(ours, delta, weight, 1e-6), add_rms_norm_twin(twin, delta, weight, 1e-6))
+    _close(add_rms_norm(ours, delta, norm), add_rms_norm_twin(twin, delta, norm))
     if COMPILED or dtype == torch.float32:
         assert torch.equal(ours, twin)
     assert torch.equal(ours, residual) != adds
@@ -57,11 +71,29 @@ def test_add_rms_norm(rows: int, width: int, adds: bool, dtype: torch.dtype) -> 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_add_rms_norm_adds_up_parts(dtype: torch.dtype) -> None:
-    residual, weight, parts = _noise(3, 96, dtype=dtype), _noise(96, dtype=dtype), _noise(4, 3, 96)
+    residual, norm, parts = _noise(3, 96, dtype=dtype), _norm(96, dtype=dtype), _noise(4, 3, 96)
     ours, twin = residual.clone(), residual.clone()
-    _close(add_rms_norm(ours, parts, weight, 1e-6), add_rms_norm_twin(twin, parts, weight, 1e-6))
+    _close(add_rms_norm(ours, parts, norm), add_rms_norm_twin(twin, parts, norm))
     _close(ours, twin)
     _close(ours, (residual.float() + parts.sum(0)).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("scaled", [True, False])
+@pytest.mark.parametrize("normed", [True, False])
+def test_add_rms_norm_norms_what_it_adds(parts: int, scaled: bool, normed: bool, dtype: torch.dtype) -> None:
+    residual, inner, outer = _noise(3, 96, dtype=dtype), _norm(96, 1e-3), _norm(96)
+    delta = _noise(3, 96, dtype=dtype) if parts == 1 else _noise(parts, 3, 96)
+    scale = torch.tensor([0.625], device=DEVICE, dtype=dtype) if scaled else None
+    ours, twin = residual.clone(), residual.clone()
+    result = add_rms_norm(ours, delta, outer if normed else None, delta_norm=inner, scale=scale)
+    _close(result, add_rms_norm_twin(twin, delta, outer if normed else None, delta_norm=inner, scale=scale))
+    _close(ours, twin)
+    assert (result is ours) != normed
+    whole = delta.float() if parts == 1 else delta.sum(0)
+    added = torch.nn.functional.rms_norm(whole, (96,), inner.weight, inner.eps)
+    _close(ours, ((residual.float() + added) * (0.625 if scaled else 1)).to(dtype))
 
 
 @pytest.mark.parametrize("parts", [1, 3])
@@ -92,35 +124,95 @@ def test_skinny_plans_fit_the_weight() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "width"), [(3, 96), (1, 1040)])
-def test_swiglu(rows: int, width: int, dtype: torch.dtype) -> None:
-    gate_up = _noise(rows, 2 * width, dtype=dtype)
-    _close(swiglu(gate_up), swiglu_twin(gate_up))
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_glu(rows: int, width: int, activation: str, dtype: torch.dtype) -> None:
+    gate, up = _noise(rows, 2 * width, dtype=dtype).chunk(2, dim=1)
+    _close(glu(gate, up, activation), glu_twin(gate, up, activation))
+    of_layer = _noise(rows, 3, width, dtype=dtype)[:, 1]
+    _close(glu(gate, of_layer, activation), glu_twin(gate, of_layer, activation))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("shape", "half"),
-    [(AttentionShape(4, 2, 32), 4), (AttentionShape(6, 1, 96), 8), (AttentionShape(4, 0, 64), 8)],
+    [
+        (AttentionShape(4, 2, 32), 4),
+        (AttentionShape(6, 1, 96), 8),
+        (AttentionShape(4, 0, 64), 8),
+        (AttentionShape(4, 2, 32, "behind"), 16),
+        (AttentionShape(4, 2, 32, "behind"), None),
+        (AttentionShape(4, 2, 32, "none", values_normed=True), 16),
+        (AttentionShape(0, 2, 32, "none", values_normed=True), 8),
+        (AttentionShape(3, 0, 32, "none"), 16),
+    ],
 )
 @pytest.mark.parametrize("placed", [True, False])
-def test_qk_norm_rotary(shape: AttentionShape, half: int, placed: bool, dtype: torch.dtype) -> None:
+def test_qk_norm_rotary(shape: AttentionShape, half: int | None, placed: bool, dtype: torch.dtype) -> None:
     rows = 5
     # Values behind the keys, as in the engine's packed rows.
-    packed = _noise(rows, (2 * shape.queries + 2 * shape.keys) * shape.width, dtype=dtype)
-    angles = torch.rand(40, half, device=DEVICE) * 6
+    packed = _noise(rows, shape.keys_begin + 2 * shape.keys * shape.width, dtype=dtype)
+    angles = torch.rand(40, half or 1, device=DEVICE) * 6
+    rotary = Rotary(angles.cos(), angles.sin()) if half else None
     positions = torch.tensor([7, 0, 39, 7, 12], device=DEVICE, dtype=torch.int32) if placed else None
-    arguments = (packed, shape, _noise(shape.width, dtype=dtype), _noise(shape.width, dtype=dtype))
-    rest = (angles.cos(), angles.sin(), positions, 1e-6)
-    for ours, twin in zip(qk_norm_rotary(*arguments, *rest), qk_norm_rotary_twin(*arguments, *rest), strict=True):
+    arguments = (packed, shape, _norm(shape.width, 1e-5, dtype), _norm(shape.width, dtype=dtype), rotary, positions)
+    for ours, twin in zip(qk_norm_rotary(*arguments), qk_norm_rotary_twin(*arguments), strict=True):
         _close(ours, twin)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_sigmoid_gate(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("shape", [AttentionShape(4, 1, 96, "beside"), AttentionShape(4, 1, 96, "behind")])
+def test_sigmoid_gate(shape: AttentionShape, dtype: torch.dtype) -> None:
     # As attention returns it: heads outside, so that a row's heads do not lie next to each other.
     attended = _noise(4, 3, 96, dtype=dtype).transpose(0, 1)
     packed = _noise(3, 4 * 2 * 96 + 2 * 96, dtype=dtype)
-    _close(sigmoid_gate(attended, packed), sigmoid_gate_twin(attended, packed))
+    gate = packed[:, 96:192] if shape.gates == "beside" else packed[:, 4 * 96 : 5 * 96]
+    _close(sigmoid_gate(attended, packed, shape), sigmoid_gate_twin(attended, packed, shape))
+    first_head = (attended[:, 0].float() * torch.sigmoid(gate.float())).to(dtype)
+    _close(sigmoid_gate_twin(attended, packed, shape)[:, :96], first_head)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_per_layer_inputs(dtype: torch.dtype) -> None:
+    projected, table = _noise(3, 10 * 24, dtype=dtype), _noise(20, 10 * 24, dtype=dtype)
+    ids = torch.tensor([7, 0, 19], device=DEVICE, dtype=torch.int32)
+    arguments = (projected, ids, table, _norm(24, dtype=dtype), 0.125)
+    _close(per_layer_inputs(*arguments), per_layer_inputs_twin(*arguments))
+
+
+_FLASH = (FlashPlan(16, 16, 1, 4), FlashPlan(32, 16, 2, 4), FlashPlan(16, 64, 2, 4))
+
+
+@pytest.mark.parametrize("plan", _FLASH, ids=str)
+@pytest.mark.parametrize("window", [None, 5, 40, 200])
+@pytest.mark.parametrize(("rows", "width", "heads"), [(1, 32, (2, 1)), (70, 48, (4, 2))])
+def test_flash_attention(rows: int, width: int, heads: tuple[int, int], window: int | None, plan: FlashPlan) -> None:
+    # The interpreter multiplies bfloat16 matrices by their bits.
+    dtype = torch.bfloat16 if COMPILED else torch.float32
+    query, key = (_noise(rows, count, width, dtype=dtype) for count in heads)
+    value = _noise(rows, heads[1] * width + 7, dtype=dtype)[:, 7:].unflatten(1, (heads[1], width))
+    tolerance: dict[str, Any] = {"rtol": 2e-2, "atol": 2e-2} if COMPILED else {"rtol": 1e-5, "atol": 1e-5}
+    rest = (window, width**-0.5)
+    ours = flash_attention(query, key, value, None, *rest, plan)
+    torch.testing.assert_close(ours, flash_attention_twin(query, key, value, None, *rest), **tolerance)
+    # Some rows alone, in any order and more than once.
+    positions = torch.tensor([rows - 1, 0, rows // 2, rows - 1], device=DEVICE, dtype=torch.int32)
+    some = flash_attention(query[positions], key, value, positions, *rest, plan)
+    torch.testing.assert_close(some, ours[positions], **tolerance)
+
+
+def test_flash_attention_is_that_of_pytorch() -> None:
+    query, key, value = (_noise(30, heads, 16) for heads in (4, 2, 2))
+    parts = [part.transpose(0, 1)[None] for part in (query, key, value)]
+    theirs = scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=True, enable_gqa=True, scale=0.3)
+    ours = flash_attention_twin(query, key, value, None, None, 0.3)
+    torch.testing.assert_close(ours, theirs[0].transpose(0, 1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("width", [128, 256, 512])
+def test_there_is_a_flash_plan_for_every_head(width: int, itemsize: int) -> None:
+    assert flash_plans(width, itemsize)
+    assert len(flash_plans(width, 2)) >= 5
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

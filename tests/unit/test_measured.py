@@ -251,5 +251,5 @@ def test_kernels_are_launched_early_where_that_is_faster_and_right(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     kernels = choose_launch(Told(times), DeltaShape(1, 16, 2, 16), torch.bfloat16)
     assert (kernels is not FUSED) == early
-    assert (getattr(kernels.swiglu, "keywords", {}) == {"early": True}) == early
+    assert (getattr(kernels.glu, "keywords", {}) == {"early": True}) == early
     assert choose_launch(Measured(CPU), DeltaShape(1, 16, 2, 16), torch.bfloat16) is FUSED

@@ -97,7 +97,7 @@ class Counters:
 
 
 class Forward(Protocol):
-    """A forward pass: see `families.qwen3_5.Qwen35.__call__`."""
+    """A forward pass: see `families.decoder.Decoder.__call__`."""
 
     def __call__(self, ids: torch.Tensor, reads: torch.Tensor) -> torch.Tensor:
         """Return (R, hidden) for (n,) token ids and (R,) positions."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from jevany_backend.checkpoint.errors import CheckpointError
+from jevany_backend.engine.families import OUR_FAMILIES, family
 from jevany_backend.engine.graphs import OUR_GRID, PUBLISHED_GRID, CudaGraphs, Executor, GraphEngine, NoGraphs
 from jevany_backend.engine.measured import Measured, counted
 from jevany_backend.engine.reference import CapturableTransformers, ReferenceEngine, live_kernels
@@ -16,7 +17,7 @@ from jevany_backend.engine.reference import CapturableTransformers, ReferenceEng
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from jevany_backend.engine.families.qwen3_5 import Qwen35
+    from jevany_backend.engine.families.decoder import Decoder
     from jevany_backend.readout import Readout
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,6 @@ MODES = {
     "graphs": "the same with the whole forward pass in CUDA graphs: the published recipe",
     "engine": "our forward pass over packed weights, fused kernels, CUDA graphs",
 }
-OUR_FAMILIES = ("qwen3_5_text",)
 
 
 def choose_mode(mode: str | None, device: torch.device, dtype: torch.dtype, model_type: str) -> str:
@@ -102,16 +102,13 @@ def _our_engine(
         raise CheckpointError(
             f"parameter engine: engine runs {', '.join(OUR_FAMILIES)}, and this model is {model_type}"
         )
-    # Triton comes with PyTorch for GPUs only, and these modules need it.
-    from jevany_backend.engine.families.qwen3_5 import Qwen35
-
     measured = Measured(device)
     longest_padded = OUR_GRID.up_to(longest).length(longest)
     try:
-        forward = Qwen35(model, measured, longest_padded, fused=device.type == "cuda")
+        forward = family(model_type)(model, measured, longest_padded, fused=device.type == "cuda")
     except ValueError as error:
         raise CheckpointError(f"parameter engine: engine cannot run this model: {error}") from None
-    _log_choices(forward, measured)
+    _log_choices(forward)
     return _ready(GraphEngine(forward, readout, _executor(device), OUR_GRID, longest), progress)
 
 
@@ -135,15 +132,17 @@ def _log_kernels(model: PreTrainedModel, *, slow: bool) -> None:
         log.log(logging.WARNING if missing else logging.INFO, "%s is from %s%s", kernel, module, hint)
 
 
-def _log_choices(forward: Qwen35, measured: Measured) -> None:
-    if forward.delta_rule is None:
+def _log_choices(forward: Decoder) -> None:
+    if not forward.fused:
         log.info("plain PyTorch twins in place of fused kernels")
         return
+    measured = forward.measured
     log.info("%d times measured now, %d known", measured.measured_now, sum(map(len, measured.times.values())))
     log.info("fused kernels launched %s", "early" if forward.early else "one after another")
-    log.info("delta rule: %s", forward.delta_rule)
-    log.info("attention: %s", forward.causal_attention)
-    for (outputs, inputs, summed), plan in forward.plans.items():
+    for name, choice in forward.choices.items():
+        log.info("%s: %s", name.replace("_", " "), counted(choice.names))
+    for (outputs, inputs, summed, rows), plan in forward.plans.items():
         layout = "transposed" if plan.transposed else "as stored"
         reader = " (added up)" if summed else ""
-        log.info("product %d -> %d%s: weights %s, %s", inputs, outputs, reader, layout, counted(plan.ways))
+        few = f" of up to {rows} rows" if rows != forward.longest else ""
+        log.info("product %d -> %d%s%s: weights %s, %s", inputs, outputs, reader, few, layout, counted(plan.ways))

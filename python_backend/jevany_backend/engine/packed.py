@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from jevany_backend.engine.kernels.add_rms_norm import add_rms_norm
+from jevany_backend.engine.kernels.add_rms_norm import Norm, add_rms_norm
 from jevany_backend.engine.kernels.skinny_product import MAX_ROWS, SkinnyPlan, skinny_plans, skinny_product
 from jevany_backend.engine.measured import Measured, agree, fastest, lengths_up_to
 
@@ -235,7 +235,7 @@ class _Trial:
 
     def _run(self, layout: str, way: Way, index: int) -> torch.Tensor:
         product = self._multiply(layout, way, index)
-        return add_rms_norm(self.stream, product, self.stream[0], 1e-6) if self.summed else product
+        return add_rms_norm(self.stream, product, Norm(self.stream[0], 1e-6)) if self.summed else product
 
     def _multiply(self, layout: str, way: Way, index: int) -> torch.Tensor:
         weights = self.weights[layout]

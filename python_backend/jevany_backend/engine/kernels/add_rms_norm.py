@@ -1,6 +1,8 @@
-"""Residual add and RMSNorm in one pass over the row."""
+"""Residual add and RMSNorm in one pass over the row, with a norm of what is added where a family has one."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -9,46 +11,80 @@ import triton.language as tl
 from jevany_backend.engine.kernels.early_launch import launch_options, wait_for_predecessor
 
 
+@dataclass(frozen=True)
+class Norm:
+    """An RMSNorm: ``x / sqrt(mean(x^2) + eps) * weight`` (Zhang and Sennrich, arXiv 1910.07467), in float32.
+
+    Attributes:
+        weight: (width,); where a family stores it less one, the one is added already.
+        eps: Added to the mean square.
+    """
+
+    weight: torch.Tensor
+    eps: float
+
+
 def add_rms_norm_twin(
-    residual: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
+    residual: torch.Tensor,
+    delta: torch.Tensor | None,
+    norm: Norm | None,
+    *,
+    delta_norm: Norm | None = None,
+    scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Add a layer's output to the residual stream and normalise the sum.
 
-    With x = residual + delta, rounded once to the stream's dtype: ``x / sqrt(mean(x^2) + eps) * (1 + weight)``,
-    computed in float32 and rounded once (transformers' ``Qwen3_5RMSNorm``, whose weights are stored less one).
-
     Args:
-        residual: (n, width), overwritten with the sum.
+        residual: (n, width), overwritten with ``(residual + delta) * scale``, rounded once.
         delta: (n, width) in the same dtype, or (parts, n, width) in float32 to be added up first, as `skinny_product`
             leaves them, or None where there is nothing to add.
-        weight: (width,).
-        eps: Added to the mean square.
+        norm: Of the rounded sum; None where the sum is all that is wanted.
+        delta_norm: Of `delta` before it is added, or None.
+        scale: (1,), or None for one.
 
     Returns:
-        (n, width) in the residual's dtype.
+        (n, width) in the residual's dtype, rounded once: the normalised sum, or without a norm the residual itself.
     """
     if delta is not None:
-        residual += delta if delta.ndim == 2 else delta.sum(0)
-    values = residual.float()
-    scale = torch.rsqrt(values.square().mean(dim=-1, keepdim=True) + eps)
-    return (values * scale * (1 + weight.float())).to(residual.dtype)
+        update = delta.float() if delta.ndim == 2 else delta.sum(0)
+        if delta_norm is not None:
+            update = _normed(update, delta_norm)
+        total = residual.float() + update
+        residual.copy_(total if scale is None else total * scale.float())
+    return residual if norm is None else _normed(residual.float(), norm).to(residual.dtype)
+
+
+def _normed(values: torch.Tensor, norm: Norm) -> torch.Tensor:
+    return values * torch.rsqrt(values.square().mean(dim=-1, keepdim=True) + norm.eps) * norm.weight.float()
 
 
 def add_rms_norm(
-    residual: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float, *, early: bool = False
+    residual: torch.Tensor,
+    delta: torch.Tensor | None,
+    norm: Norm | None,
+    *,
+    delta_norm: Norm | None = None,
+    scale: torch.Tensor | None = None,
+    early: bool = False,
 ) -> torch.Tensor:
     """Do as `add_rms_norm_twin` in one kernel, a program a row; all tensors contiguous."""
     rows, width = residual.shape
-    normed = torch.empty_like(residual)
+    normed = residual if norm is None else torch.empty_like(residual)
     block = triton.next_power_of_2(width)
     _add_rms_norm[(rows,)](
         residual,
         residual if delta is None else delta,
-        weight,
+        residual if norm is None else norm.weight,
+        residual if delta_norm is None else delta_norm.weight,
+        residual if scale is None else scale,
         normed,
         width,
-        eps,
+        0.0 if norm is None else norm.eps,
+        0.0 if delta_norm is None else delta_norm.eps,
         PARTS=0 if delta is None else delta.numel() // residual.numel(),
+        NORMED=norm is not None,
+        DELTA_NORMED=delta_norm is not None,
+        SCALED=scale is not None,
         BLOCK=block,
         # 16 values a thread: a row of 5,120 in four loads of 16 bytes.
         **launch_options(early),
@@ -59,7 +95,21 @@ def add_rms_norm(
 
 @triton.jit
 def _add_rms_norm(
-    residual, delta, weight, normed, width, eps, PARTS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+    residual,
+    delta,
+    weight,
+    delta_weight,
+    scale,
+    normed,
+    width,
+    eps,
+    delta_eps,
+    PARTS: tl.constexpr,
+    NORMED: tl.constexpr,
+    DELTA_NORMED: tl.constexpr,
+    SCALED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     wait_for_predecessor(EARLY)
     start = tl.program_id(0).to(tl.int64) * width
@@ -71,11 +121,17 @@ def _add_rms_norm(
         update = tl.zeros([BLOCK], tl.float32)
         for part in tl.static_range(PARTS):
             update += tl.load(delta + part * part_size + start + column, mask=inside, other=0.0).to(tl.float32)
+        if DELTA_NORMED:
+            update *= tl.rsqrt(tl.sum(update * update, axis=0) / width + delta_eps)
+            update *= tl.load(delta_weight + column, mask=inside, other=0.0).to(tl.float32)
         values += update
+        if SCALED:
+            values *= tl.load(scale).to(tl.float32)
         # The stream keeps the rounded sum, and that is what is normalised.
         rounded = values.to(residual.dtype.element_ty)
         tl.store(residual + start + column, rounded, mask=inside)
         values = rounded.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(values * values, axis=0) / width + eps)
-    factor = 1 + tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(normed + start + column, (values * scale * factor).to(normed.dtype.element_ty), mask=inside)
+    if NORMED:
+        values *= tl.rsqrt(tl.sum(values * values, axis=0) / width + eps)
+        values *= tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+        tl.store(normed + start + column, values.to(normed.dtype.element_ty), mask=inside)

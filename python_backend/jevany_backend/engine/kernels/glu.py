@@ -1,4 +1,4 @@
-"""SwiGLU over the output of one product for gate and up."""
+"""Gated linear units: an activation of one half of a row times the other half."""
 
 from __future__ import annotations
 
@@ -10,35 +10,60 @@ from torch.nn import functional
 from jevany_backend.engine.kernels.early_launch import launch_options, wait_for_predecessor
 
 _BLOCK = 1024
+# By the names of transformers' configurations.
+_ACTIVATIONS = {
+    "silu": functional.silu,
+    "gelu_pytorch_tanh": lambda values: functional.gelu(values, approximate="tanh"),
+}
+ACTIVATIONS = tuple(_ACTIVATIONS)
 
 
-def swiglu_twin(gate_up: torch.Tensor) -> torch.Tensor:
-    """Return ``silu(gate) * up``, computed in float32 and rounded once.
+def glu_twin(gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
+    """Return ``activation(gate) * up``, computed in float32 and rounded once.
+
+    With silu that is SwiGLU, with gelu GeGLU (Shazeer, arXiv 2002.05202).
 
     Args:
-        gate_up: (n, 2 width), the gate's half first.
+        gate: (n, width); of both the stride of a row may be larger, as in halves of one product.
+        up: (n, width) in the same dtype.
+        activation: One of `ACTIVATIONS`.
 
     Returns:
-        (n, width) in the same dtype.
+        (n, width) in the same dtype, contiguous.
     """
-    gate, up = gate_up.float().chunk(2, dim=-1)
-    return (functional.silu(gate) * up).to(gate_up.dtype)
+    return (_ACTIVATIONS[activation](gate.float()) * up.float()).to(gate.dtype)
 
 
-def swiglu(gate_up: torch.Tensor, *, early: bool = False) -> torch.Tensor:
-    """Do as `swiglu_twin` in one kernel; the input is contiguous."""
-    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-    out = gate_up.new_empty(rows, width)
-    _swiglu[(rows, triton.cdiv(width, _BLOCK))](gate_up, out, width, BLOCK=_BLOCK, **launch_options(early), num_warps=4)
+def glu(gate: torch.Tensor, up: torch.Tensor, activation: str, *, early: bool = False) -> torch.Tensor:
+    """Do as `glu_twin` in one kernel."""
+    rows, width = gate.shape
+    out = gate.new_empty(rows, width)
+    _glu[(rows, triton.cdiv(width, _BLOCK))](
+        gate,
+        up,
+        out,
+        gate.stride(0),
+        up.stride(0),
+        width,
+        SILU=activation == "silu",
+        BLOCK=_BLOCK,
+        **launch_options(early),
+        num_warps=4,
+    )
     return out
 
 
 @triton.jit
-def _swiglu(gate_up, out, width, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def _glu(gate, up, out, gate_stride, up_stride, width, SILU: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     wait_for_predecessor(EARLY)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
-    gate = tl.load(gate_up + row * 2 * width + column, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * 2 * width + width + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * width + column, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=inside)
+    values = tl.load(gate + row * gate_stride + column, mask=inside, other=0.0).to(tl.float32)
+    inner = values
+    if not SILU:
+        # gelu's tanh form is a sigmoid in disguise: 0.5 (1 + tanh(y)) = sigmoid(2 y) with y = sqrt(2/pi) (x +
+        # 0.044715 x^3).
+        inner = 1.5957691216057308 * (values + 0.044715 * values * values * values)
+    factor = tl.load(up + row * up_stride + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * width + column, (values * tl.sigmoid(inner) * factor).to(out.dtype.element_ty), mask=inside)
