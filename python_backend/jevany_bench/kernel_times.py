@@ -66,10 +66,11 @@ def _calls(
         return (lambda _: run(FUSED)), (lambda _: run(TWINS))
 
     gates: dict[str, Literal["beside", "behind", "none"]] = {"qwen3_5_text": "beside", "muse_glimmer_text": "behind"}
+    layer = config.per_layer_config[0]
     attention = AttentionShape(
         config.num_attention_heads,
-        config.num_key_value_heads,
-        config.head_dim,
+        layer.num_key_value_heads,
+        layer.head_dim,
         gates.get(config.model_type, "none"),
         values_normed=config.model_type == "gemma4_text",
     )
