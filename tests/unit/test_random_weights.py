@@ -97,3 +97,12 @@ def test_the_stand_in_tokenizer_has_the_size_asked_for() -> None:
     assert len(ids) == len(text)  # One a byte, and one for each letter that can be a label.
     with pytest.raises(ValueError, match="vocab_size is 500; the stand-in tokenizer needs 517"):
         stand_in_tokenizer(500)
+
+
+def test_scores_of_random_gemma_layers_have_a_deviation_of_one(tmp_path: Path) -> None:
+    release = open_random(_small(tmp_path, "Gemma-4B"), str(tmp_path))
+    model = random_text_model(release, CPU, torch.float32, 100)
+    for layer in range(3):  # Those behind have no keys of their own.
+        query, key = (model.get_parameter(f"layers.{layer}.self_attn.{name}_norm.weight") for name in "qk")
+        # Normed queries and keys are of length sqrt(width) times their weight, in random directions.
+        assert float(query[0] * key[0]) * len(query) ** 0.5 == pytest.approx(1)

@@ -147,7 +147,8 @@ def random_text_model(
 ) -> PreTrainedModel:
     """Build the text decoder and fill its weights on the device: the same numbers at every start.
 
-    Each matrix has the variance of its inverse width, so that activations stay where a trained model's are.
+    Each matrix has the variance of its inverse width, so that activations stay where a trained model's are, and so do
+    the scores of attention: where large ones leave each query a single key, a rounding can change any answer.
 
     Args:
         release: What to build.
@@ -167,6 +168,9 @@ def random_text_model(
                 parameter.normal_(std=parameter[0].numel() ** -0.5, generator=generator)
             elif name.endswith("A_log"):
                 parameter.uniform_(1, 16, generator=generator).log_()
+            elif release.config.model_type == "gemma4_text" and name.endswith(("q_norm.weight", "k_norm.weight")):
+                # Gemma does not scale its scores: in a trained model these norms do.
+                parameter.fill_(len(parameter) ** -0.25)
             # The others, norms and time-step biases, have been set where they were built.
     return model
 
