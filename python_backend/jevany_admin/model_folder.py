@@ -118,6 +118,10 @@ instance_group [
 
 # The base it was trained on; without this line, the one that the checkpoint names.{base_line}
 
+# checkpoint, or random: for an adapter of the releases numbers in its true shape, with nothing to download, for measuring
+# latency only. Every answer is then marked so.
+{_parameter("weights", "checkpoint")}
+
 # What the weights are served in: float32 or bfloat16.
 {_parameter("dtype", dtype)}
 

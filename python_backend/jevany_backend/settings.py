@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
 
 from jevany_backend.encoding import Limits
 from jevany_backend.engine.modes import MODES
@@ -35,8 +36,9 @@ class Settings:
         random_weights: Whether the weights are random numbers in the true shape, for measuring latency.
         dtype: What the weights are served in.
         device: Where this instance runs.
-        engine: How it runs, one of `engine.modes.MODES`; None for transformers: ``sdpa`` on a GPU, ``reference`` on the
-            CPU. Our own ``engine`` is opt-in, because it has not yet been measured on a GPU: only its name chooses it.
+        engine: How it runs, one of `engine.modes.MODES`; None for what `engine.modes.choose_mode` takes: on a GPU
+            ``engine`` for the families that it computes, in bfloat16, and ``sdpa`` for all else; on the CPU
+            ``reference``.
         limits: The most tokens a request may have.
     """
 
@@ -116,9 +118,18 @@ def _check_kinds(directory: Path) -> None:
     path = directory / "config.pbtxt"
     if not path.is_file():
         return
-    text = re.sub(r"#.*", "", path.read_text(encoding="utf-8"))
-    if "KIND_AUTO" in text or not re.search(r"\bkind\s*:", text):
-        raise _open_place("KIND_AUTO")
+    try:
+        # A newer Triton may know fields that these definitions lack.
+        config = text_format.Parse(
+            path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig(), allow_unknown_field=True
+        )
+    except text_format.ParseError as error:
+        raise SettingsError(f"config.pbtxt: {error}") from None
+    kinds = model_config_pb2.ModelInstanceGroup.Kind
+    # No group at all leaves everything open; a group without a kind is one of KIND_AUTO.
+    for group in config.instance_group or [model_config_pb2.ModelInstanceGroup()]:
+        if group.kind not in (kinds.Value("KIND_CPU"), kinds.Value("KIND_GPU")):
+            raise _open_place(kinds.Name(group.kind))
 
 
 class _Reader:

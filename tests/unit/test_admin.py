@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from jevany_admin.command_line import main
 from jevany_admin.model_folder import model_py, parameters, read_config
+from jevany_backend.checkpoint import CheckpointError, load_text_model, open_checkpoint, stream
 from jevany_backend.settings import read_settings
-from tests.checkpoint_factory import make_checkpoint
+from tests.checkpoint_factory import MadeCheckpoint, make_checkpoint
 
 
 @pytest.fixture
@@ -50,6 +52,10 @@ def test_a_checkpoint_becomes_a_model(
     assert (folder / "1" / "base").readlink() == made.base
     assert str(tmp_path) not in (folder / "config.pbtxt").read_text()
     assert settings.dtype is torch.float32
+    # Every setting that there is stands in the file, so that nobody has to look it up.
+    assert set(parameters(config)) == {
+        *("adapter", "base", "weights", "dtype", "engine", "max_row_tokens", "max_state_tokens")
+    }
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{folder}: added"
     assert lines[2].startswith(f"  base        {made.base}: {family}_text, ")
@@ -122,6 +128,36 @@ def test_a_bad_name_is_refused(
     assert _add(tmp_path, repository, "--name", name) == 1
     assert re.fullmatch(rf"jevany-admin: .*{message}\n", capsys.readouterr().err)
     assert [path.name for path in repository.iterdir()] == ["taken"]
+
+
+def _rewrite_head(made: MadeCheckpoint, **tensors: torch.Tensor) -> None:
+    content = torch.load(made.adapter / "head.pt", weights_only=True)
+    torch.save(content | {"head": content["head"] | tensors}, made.adapter / "head.pt")
+
+
+def test_a_readout_that_cannot_be_served_is_refused_before_a_weight_is_read(
+    tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    untied = {"tie_word_embeddings": False}
+    headless = make_checkpoint(tmp_path / "headless", decision_mode="lm_token", config_changes=untied)
+    tensors = load_file(headless.base / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, headless.base / "model.safetensors", metadata={"format": "pt"})
+    narrow = make_checkpoint(tmp_path / "narrow")
+    _rewrite_head(narrow, **{"q.weight": torch.randn(16, 48), "k.weight": torch.randn(16, 48)})
+    monkeypatch.setattr(stream.WeightStream, "read", lambda *_: pytest.fail("weights were read"))
+    messages = {
+        headless: f"{headless.base}: no lm_head.weight, and the embeddings are not tied to it",
+        narrow: f"{narrow.adapter / 'head.pt'}: the head reads 48 values, but the base's hidden size is 64",
+    }
+    for made, message in messages.items():
+        capsys.readouterr()
+        assert _add(made.adapter, repository, "--name", "m", "--base", str(made.base), "--cpu") == 1
+        assert capsys.readouterr().err == f"jevany-admin: {message}\n"
+        assert not list(repository.iterdir())
+        with pytest.raises(CheckpointError) as raised:
+            load_text_model(open_checkpoint(str(made.adapter), str(made.base)), torch.device("cpu"), torch.float32)
+        assert str(raised.value) == message
 
 
 def test_a_checkpoint_that_cannot_be_served_leaves_nothing(

@@ -150,7 +150,17 @@ def _with_groups(folder: Path, groups: str) -> dict[str, Any]:
     return read_config(folder)
 
 
-@pytest.mark.parametrize("groups", ["{ count: 1 kind: KIND_AUTO }", "{ count: 1 }", ""])
+@pytest.mark.parametrize(
+    "groups",
+    [
+        "{ count: 1 kind: KIND_AUTO }",
+        "{ count: 1 }",
+        "",
+        "{ count: 1 kind: KIND_CPU }, { count: 1 }",
+        "{ count: 1 }, { count: 1 kind: KIND_GPU gpus: [ 0 ] }",
+        "{ count: 1 kind: KIND_GPU gpus: [ 0 ] }, { count: 1 kind: KIND_AUTO }",
+    ],
+)
 def test_a_place_of_tritons_choice_is_refused(groups: str, tmp_path: Path) -> None:
     config = _with_groups(tmp_path, groups)
     # Triton hands over a kind that it chose itself.
@@ -162,12 +172,13 @@ def test_a_place_of_tritons_choice_is_refused(groups: str, tmp_path: Path) -> No
     )
 
 
-def test_kind_model_is_refused(tmp_path: Path) -> None:
-    config = _with_groups(tmp_path, "{ count: 1 kind: KIND_MODEL }")
+@pytest.mark.parametrize("groups", ["{ kind: KIND_MODEL }", "{ kind: KIND_CPU }, { kind: KIND_MODEL }"])
+def test_kind_model_is_refused(groups: str, tmp_path: Path) -> None:
+    config = _with_groups(tmp_path, groups)
     with pytest.raises(
-        SettingsError, match=r"^instance_group: kind MODEL leaves open where the model runs; write KIND_GPU"
+        SettingsError, match=r"^instance_group: kind KIND_MODEL leaves open where the model runs; write KIND_GPU"
     ):
-        _settings(config, "MODEL", "0", tmp_path)
+        _settings(config, "CPU", "0", tmp_path)
 
 
 def test_the_readme_gives_the_measured_memory() -> None:

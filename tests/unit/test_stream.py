@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from jevany_backend.checkpoint import CheckpointError, load, load_text_model, open_checkpoint, plan, stream
+from jevany_backend.checkpoint import CheckpointError, load, load_readout, load_text_model, open_checkpoint, plan, stream
 from jevany_backend.checkpoint.adapter import LoraPair, read_adapter
 from jevany_backend.checkpoint.shards import read_header
 from jevany_backend.checkpoint.stream import WeightStream, read_rows
@@ -90,6 +90,44 @@ def test_every_value_arrives(
     assert torch.equal(places["w"], expected)
     assert torch.equal(places["wide"], wide.to(served))
     assert places["one"] == 3
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "muse_glimmer"])
+@pytest.mark.parametrize("mode", ["pointer", "lm_token"])
+def test_only_what_text_serving_needs_is_read(
+    tmp_path: Path, family: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_checkpoint(tmp_path, family=family, decision_mode=mode, config_changes={"tie_word_embeddings": False})
+    header = read_header(made.base / "model.safetensors")
+    towers = {name for name in header if "language_model" not in name and "lm_head" not in name}
+    assert towers
+    assert "lm_head.weight" in header
+    inode, reads = os.stat(made.base / "model.safetensors").st_ino, []
+    preadv = os.preadv
+
+    def recorded(file: int, buffers: list[memoryview], offset: int) -> int:
+        count = preadv(file, buffers, offset)
+        if os.fstat(file).st_ino == inode:
+            reads.append((offset, offset + count))
+        return count
+
+    monkeypatch.setattr(os, "preadv", recorded)
+    files = _open(made)
+    load_text_model(files, CPU, F32)
+    load_readout(files, CPU, F32)
+
+    def read_bytes(name: str) -> int:
+        begin, end = header[name].offset, header[name].offset + header[name].nbytes
+        return sum(max(0, min(end, last) - max(begin, first)) for first, last in reads)
+
+    read = {name: read_bytes(name) for name in header if read_bytes(name)}
+    assert not towers & set(read)
+    # Of the head direct token reads the rows of its labels, and a pointer readout nothing.
+    rows = len(files.labels or ())
+    head = header["lm_head.weight"]
+    assert read.pop("lm_head.weight", 0) == rows * head.nbytes // head.rows
+    assert set(read) == {name for name in header if "language_model" in name}
+    assert all(count == header[name].nbytes for name, count in read.items())
 
 
 class _Map(mmap.mmap):

@@ -53,7 +53,7 @@ class BaseFiles:
         raise CheckpointError(f"{self.directory}: no text decoder: there is no embed_tokens.weight in its tensors")
 
     def head_rows(self, rows: list[int]) -> torch.Tensor:
-        """Read some rows of the vocabulary head, which is the embedding matrix where the two are tied.
+        """Read some rows of the vocabulary head.
 
         Args:
             rows: Token ids, R of them.
@@ -62,14 +62,26 @@ class BaseFiles:
             (R, hidden), as stored, in host memory.
 
         Raises:
-            CheckpointError: The base has no head of its own and its embeddings are not tied.
+            CheckpointError: There is no head, or it cannot be read.
+        """
+        return read_rows(self.head(), rows)
+
+    def head(self) -> StoredTensor:
+        """Return the vocabulary head, (vocabulary, hidden), which is the embedding matrix where the two are tied.
+
+        Raises:
+            CheckpointError: The base has no head of its own and its embeddings are not tied, or its head does not fit.
         """
         head = next((self._stored[name] for name in _HEAD_NAMES if name in self._stored), None)
         if self.config.tie_word_embeddings:
             head = self.tensors["embed_tokens.weight"]
         if head is None:
             raise CheckpointError(f"{self.directory}: no lm_head.weight, and the embeddings are not tied to it")
-        return read_rows(head, rows)
+        if head.shape[1:] != (self.config.hidden_size,):
+            raise CheckpointError(
+                f"{head.path}: {head.name} has shape {head.shape}, but the hidden size is {self.config.hidden_size}"
+            )
+        return head
 
 
 def _read_text_config(directory: Path) -> PretrainedConfig:

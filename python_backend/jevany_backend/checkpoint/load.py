@@ -102,7 +102,7 @@ def _open_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
 
 
 def plan(files: CheckpointFiles, dtype: torch.dtype) -> WeightPlan:
-    """Check that the weights of a checkpoint and of its base fit each other, by their headers.
+    """Check that the weights of a checkpoint and of its base fit each other, those of the readout too, by their headers.
 
     Raises:
         CheckpointError: They do not, or a tensor is missing.
@@ -114,7 +114,29 @@ def plan(files: CheckpointFiles, dtype: torch.dtype) -> WeightPlan:
             f"{files.directory / 'head.pt'}: made with an adapter of rank {files.head.lora}, but adapter_config.json "
             f"has r = {weights.adapter.rank}; the two are not of one checkpoint"
         )
+    _check_readout(files)
     return weights
+
+
+def _check_readout(files: CheckpointFiles) -> None:
+    """Check that the base has what the readout reads, before anything large is read for nothing.
+
+    Raises:
+        CheckpointError: The base has no vocabulary head, or the pointer head was trained for another width.
+    """
+    if files.labels is not None:
+        rows, last = files.base.head().rows, max(label_ids(files.tokenizer, files.labels))
+        if last >= rows:
+            raise CheckpointError(
+                f"{files.directory}: its labels reach to token {last}, but the base's vocabulary head has {rows} rows"
+            )
+        return
+    assert files.head.head is not None  # read_head_file requires it of a pointer checkpoint
+    width, hidden = files.head.head["q.weight"].shape[1], files.config.hidden_size
+    if width != hidden:
+        raise CheckpointError(
+            f"{files.directory / 'head.pt'}: the head reads {width} values, but the base's hidden size is {hidden}"
+        )
 
 
 def memory_need(files: CheckpointFiles, weights: WeightPlan, row_tokens: int) -> MemoryNeed:
@@ -238,16 +260,10 @@ def load_readout(files: CheckpointFiles, device: torch.device, dtype: torch.dtyp
         dtype: The dtype the vocabulary head is served in; a pointer head is always float32.
 
     Raises:
-        CheckpointError: The base has no vocabulary head, or the head was trained for another width.
+        CheckpointError: The vocabulary head cannot be read.
     """
-    hidden = files.base.config.hidden_size
     if files.labels is not None:
         rows = files.base.head_rows(label_ids(files.tokenizer, files.labels))
         return DirectTokenReadout(rows.to(device, dtype), files.head.temperature)
     assert files.head.head is not None  # read_head_file requires it of a pointer checkpoint
-    width = files.head.head["q.weight"].shape[1]
-    if width != hidden:
-        raise CheckpointError(
-            f"{files.directory / 'head.pt'}: the head reads {width} values, but the base's hidden size is {hidden}"
-        )
     return PointerReadout({name: t.to(device) for name, t in files.head.head.items()}, files.head.temperature)
