@@ -20,7 +20,7 @@ _FRONTIER_HARDWARE = "A100-40GB"
 LIGHT = {"ink": "#1f2328", "paper": "#ffffff", "back": "#8c959f"}
 _DARK = {"ink": "#e6edf3", "paper": "#0d1117", "back": "#768390"}
 # Names that would otherwise lie on something: where they stand, in points from their dot.
-_PLACES = {"Intern-Decision-4B": (-5, 5), "Open-Jev-9B": (-7, -3)}
+_PLACES = {"Bespoke-Nimble-9B": (-7, -3), "Intern-Decision-4B": (-5, 5), "Open-Jev-9B": (-7, -3)}
 # Readable on both.
 _COLOURS = {
     "jevany-27b": "#d1495b",
@@ -50,7 +50,7 @@ def frontier(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]
     return best
 
 
-def measured_points(results: Iterable[dict[str, Any]]) -> list[tuple[str, float, float]]:
+def measured_points(targets: Targets, results: Iterable[dict[str, Any]]) -> list[tuple[str, float, float]]:
     """Return label, median and accuracy of complete serial results on the figure's panel with real weights."""
     return [
         (
@@ -59,7 +59,7 @@ def measured_points(results: Iterable[dict[str, Any]]) -> list[tuple[str, float,
             100 * a["accuracy"],
         )
         for r in results
-        if r["kind"] == "serial" and r["complete"] and r["panel"]["name"] == f"{PANEL}.jsonl" and (a := r["accuracy"])
+        if r["kind"] == "serial" and r["complete"] and targets.panel_of(r["panel"]) == PANEL and (a := r["accuracy"])
     ]
 
 
@@ -76,7 +76,7 @@ def draw(targets: Targets, results: Iterable[dict[str, Any]], folder: Path) -> l
         The files.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    measured = measured_points(results)
+    measured = measured_points(targets, results)
     files = []
     for name, colours in (("accuracy-latency.png", LIGHT), ("accuracy-latency-dark.png", _DARK)):
         figure = _figure(targets, measured, colours)
@@ -148,7 +148,7 @@ def _figure(targets: Targets, measured: list[tuple[str, float, float]], colours:
     axes.minorticks_off()
     name_axes(
         axes,
-        "Published: default (hollow) to fastest (full)",
+        "Published: default (hollow) to fastest with an accuracy (full)",
         "median latency of public JevBench, ms (batch 1, log scale)",
         "accuracy, %",
         colours,

@@ -82,21 +82,26 @@ def all_tables(targets: Targets, results: Sequence[dict[str, Any]]) -> str:
 
 def summary_table(targets: Targets, results: Sequence[dict[str, Any]]) -> str:
     """Return what is published as default and as fastest, and what was measured on the same panel and hardware."""
-    lines = ["| model | hardware | panel | | median | mean | p90 | p95 |", "|---|---|---|---|--:|--:|--:|--:|"]
+    lines = [
+        "| model | hardware | panel | | median | mean | p90 | p95 | accuracy % |",
+        "|---|---|---|---|--:|--:|--:|--:|--:|",
+    ]
     for row in targets.published:
-        if row["role"] in ("before", "after"):
-            what = f"published {'default' if row['role'] == 'before' else 'fastest'}: {row['configuration']}"
-            lines.append(_line(row["model"], row["hardware"], row["panel"], what, row))
+        fastest = row is targets.fastest(row["model"], row["hardware"], row["panel"])
+        if row["role"] in ("before", "after") or fastest:
+            what = "default" if row["role"] == "before" else "fastest" if fastest else "before that"
+            lines.append(
+                _line(row["model"], _hardware(row), row["panel"], f"published {what}: {row['configuration']}", row)
+            )
     for result in results:
         if result["kind"] == "serial" and result["complete"]:
-            panel = targets.panels.get(result["panel"]["name"], result["panel"]["name"])
+            panel = targets.panel_of(result["panel"]) or result["panel"]["name"]
             device = result["machine"]["device"] or "not known"
             what = f"measured here through Triton, {result['weights']} weights"
-            lines.append(
-                _line(
-                    result["model"], targets.hardware_of(device) or device, panel, what, result["summary"]["client_ms"]
-                )
-            )
+            values = {**result["summary"]["client_ms"]}
+            if right := result["accuracy"]:
+                values["accuracy"] = 100 * right["accuracy"]
+            lines.append(_line(result["model"], targets.hardware_of(device) or device, panel, what, values))
     return "\n".join(lines)
 
 
@@ -115,16 +120,7 @@ def through_triton_table(targets: Targets, results: Sequence[dict[str, Any]]) ->
             continue
         summary = result["summary"]
         hardware = targets.hardware_of(result["machine"]["device"])
-        panel = targets.panels.get(result["panel"]["name"])
-        fastest = next(
-            (
-                row
-                for row in targets.published
-                if row["role"] == "after"
-                and (row["model"], row["hardware"], row["panel"]) == (result["model"], hardware, panel)
-            ),
-            {},
-        )
+        fastest = targets.fastest(result["model"], hardware, targets.panel_of(result["panel"]))
         cells = [
             f"`{result['model']}`",
             f"`{result['server']['engine']}`",
@@ -143,8 +139,15 @@ def _of(values: dict[str, Any], *measures: str) -> str:
 
 
 def _line(model: str, hardware: str, panel: str, what: str, values: dict[str, Any]) -> str:
-    numbers = " | ".join(number(values.get(measure)) for measure in _MEASURES)
-    return f"| {model} | {hardware} | {panel} | {what} | {numbers} |"
+    return f"| {model} | {hardware} | {panel} | {what} | {_numbers(values)} |"
+
+
+def _numbers(values: dict[str, Any]) -> str:
+    return " | ".join(number(value) for value in (*map(values.get, _MEASURES), accuracy_percent(values)))
+
+
+def _hardware(row: dict[str, Any]) -> str:
+    return f"{row['gpus']} x {row['hardware']}" if "gpus" in row else str(row["hardware"])
 
 
 def ablation_table(targets: Targets, model: str) -> str:
@@ -157,10 +160,7 @@ def ablation_table(targets: Targets, model: str) -> str:
         "|---|---|---|--:|--:|--:|--:|--:|",
     ]
     for row in rows:
-        numbers = " | ".join(number(row.get(measure)) for measure in _MEASURES)
-        gpus = f"{row['gpus']} x " if "gpus" in row else ""
-        right = number(accuracy_percent(row))
-        lines.append(f"| {gpus}{row['hardware']} | {row['panel']} | {row['configuration']} | {numbers} | {right} |")
+        lines.append(f"| {_hardware(row)} | {row['panel']} | {row['configuration']} | {_numbers(row)} |")
     return "\n".join(lines) if len(rows) > 1 else ""
 
 

@@ -74,7 +74,8 @@ def comparison_table(result: dict[str, Any]) -> str:
             ", ".join(f"{name} {value:g}" for name, value in entry[side].items()) for side in ("values", "measured")
         )
         target, measured = sides
-        against = f"{entry['against']}, {entry.get('configuration', 'target')}"
+        time = _TIMES[entry.get("time", "client_ms")]
+        against = f"{entry['against']}, {entry.get('configuration', 'target')} ({time} time)"
         lines.append(f"| {against} | {target} | {measured} | {entry['verdict']} |")
     if lines:
         lines = ["| against | its values | measured | verdict |", "|---|---|---|---|", *lines]
