@@ -41,6 +41,7 @@ class Measured:
     def __init__(self, device: torch.device, directory: Path | None = None) -> None:
         self.device = device
         self.measured_now = 0
+        self._kept = 0
         self.times: dict[str, Times] = {}
         self._path: Path | None = None
         if device.type == "cuda":
@@ -71,13 +72,14 @@ class Measured:
 
     def keep(self) -> None:
         """Write what has been measured to disk. Where that fails, the next start measures again."""
-        if self._path is None or not self.measured_now:
+        if self._path is None or self.measured_now == self._kept:
             return
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             new = self._path.with_suffix(f".{os.getpid()}")
             new.write_text(json.dumps({"machine": self.machine, "microseconds": self.times}, indent=1))
             new.replace(self._path)
+            self._kept = self.measured_now
         except OSError as error:
             log.warning("%s: %s; what was measured is not kept", self._path, error.strerror or error)
 

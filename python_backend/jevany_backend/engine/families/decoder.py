@@ -155,6 +155,7 @@ class Decoder(abc.ABC):
         key = (*shape, summed, rows)
         if key not in self.plans:
             self.plans[key] = plan_product(self.measured, shape, linears[0].weight.dtype, rows, summed=summed)
+            self.measured.keep()  # A start that is cut short shall not measure all this again.
         return Product(linears, self.plans[key])
 
     def mlp(self, source: Any, norm: Norm, *, of_reads: bool = False) -> Mlp:
