@@ -118,15 +118,15 @@ instance_group [
 
 # The base it was trained on; without this line, the one that the checkpoint names.{base_line}
 
-# checkpoint, or random: for an adapter of the releases numbers in its true shape, with nothing to download, for measuring
-# latency only. Every answer is then marked so.
+# checkpoint, or random: for an adapter of the releases, numbers in its true shape, with nothing to download, for
+# measuring latency only. Every answer is then marked so.
 {_parameter("weights", "checkpoint")}
 
 # What the weights are served in: float32 or bfloat16.
 {_parameter("dtype", dtype)}
 
 # How it runs: automatic is the fastest way that is proven for the model: on a GPU engine, our own forward pass in CUDA
-# graphs, for the Qwen3.5 family in bfloat16, and sdpa (transformers with fused attention) for others; on the CPU
+# graphs, in bfloat16, and sdpa (transformers with fused attention) in float32 or for other bases; on the CPU
 # reference (transformers). default, kernels, sdpa and graphs are ways to run transformers, each with one thing more.
 {_parameter("engine", "automatic")}
 

@@ -36,6 +36,11 @@ class Reply:
     probabilities: NDArray[np.float32]
 
 
+def marked_name(name: str, *, random_weights: bool) -> str:
+    """Return a model's name for a log line, with a mark where its weights are random."""
+    return f"{name} (random weights)" if random_weights else name
+
+
 class DecisionModel:
     """Answers single-question requests.
 

@@ -33,22 +33,23 @@ _PERIOD = 1.0
 class Metrics:
     """The metrics of one instance of a model, which Triton serves until they are closed.
 
-    ``jevany_model_info`` is always 1; its labels say which engine runs and whether the weights are random.
+    The label ``weights`` of every metric says whether they are ``random``, so that answers mean nothing, or those of a
+    ``checkpoint``. ``jevany_model_info`` is always 1; its label ``engine`` says what runs.
     ``jevany_failed_requests_total`` has a counter for each code of an error, in the label ``error``. The other counters
     are there for engines that capture graphs. All are brought up to date once a second by a thread of their own: each
     counter costs some 60 microseconds of messages to Triton's process, which no caller shall wait for.
 
     Args:
-        labels: `model`, `version` and `instance`; every metric has them.
+        labels: `model`, `version` and `instance`; every metric has them, too.
         engine: The mode that runs, one of `engine.modes.MODES`.
-        random_weights: Whether the weights are random, so that the answers mean nothing.
+        random_weights: Whether the weights are random.
         counters: What the engine counts; None where it captures no graphs.
     """
 
     def __init__(self, labels: dict[str, str], engine: str, *, random_weights: bool, counters: Counters | None) -> None:
-        info = {**labels, "engine": engine, "weights": "random" if random_weights else "checkpoint"}
+        labels = {**labels, "weights": "random" if random_weights else "checkpoint"}
         family = _family("jevany_model_info", "How a model runs", pb_utils.MetricFamily.GAUGE)
-        self._info = family.Metric(labels=info)
+        self._info = family.Metric(labels={**labels, "engine": engine})
         self._info.set(1)
         self._families = [family]
         family = _family(

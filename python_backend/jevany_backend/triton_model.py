@@ -26,7 +26,7 @@ from jevany_backend.checkpoint import (
     random_readout,
     random_text_model,
 )
-from jevany_backend.decision_model import DecisionModel
+from jevany_backend.decision_model import DecisionModel, marked_name
 from jevany_backend.encoding import Limits, RowEncoder
 from jevany_backend.engine.cpu_threads import choose_threads
 from jevany_backend.engine.modes import build_engine, choose_mode
@@ -64,7 +64,8 @@ class TritonPythonModel:
         Raises:
             TritonModelException: One line that says why the model cannot be served.
         """
-        _log_to_triton(args["model_name"])
+        name = _log_name(args)
+        _log_to_triton(name)
         try:
             _check_stub()
             settings = read_settings(args)
@@ -78,13 +79,13 @@ class TritonPythonModel:
             )
             _keep_from_collector()
         except (SettingsError, CheckpointError) as error:
-            raise pb_utils.TritonModelException(f"{args['model_name']}: {error}") from None
+            raise pb_utils.TritonModelException(f"{name}: {error}") from None
         except torch.cuda.OutOfMemoryError as error:
-            message = f"{args['model_name']}: out of GPU memory: {first_line(error)}"
+            message = f"{name}: out of GPU memory: {first_line(error)}"
             raise pb_utils.TritonModelException(message) from None
         except Exception as error:
             log.exception("cannot be loaded")
-            message = f"{args['model_name']}: {type(error).__name__}: {first_line(error)}; the log has the traceback"
+            message = f"{name}: {type(error).__name__}: {first_line(error)}; the log has the traceback"
             raise pb_utils.TritonModelException(message) from None
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
@@ -119,6 +120,8 @@ class TritonPythonModel:
         if 0 < request.timeout() * 1000 < time.monotonic_ns() - begun:
             return self._given_up(EXPIRED, "timeout expired")
         try:
+            if self.model.random_weights:
+                _check_mark(request)
             reply = self.model.decide(parse_request(_request_body(request)))
         except DecisionError as refusal:
             return self._failure(refusal)
@@ -167,7 +170,6 @@ def load_model(settings: Settings) -> tuple[DecisionModel, str]:
         torch.cuda.set_device(settings.device)  # For kernels that run on whatever device is the current one.
     files: CheckpointFiles | RandomRelease
     if settings.random_weights:
-        _log_to_triton(f"{settings.name} (random weights)")
         files = open_random(settings.adapter, settings.base, relative_to=settings.directory)
         step.done(f"random weights in the shape of {settings.adapter}: for measuring latency, answers mean nothing")
     else:
@@ -211,6 +213,19 @@ def _keep_from_collector() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def _check_mark(request: Any) -> None:
+    """Check that a caller asks for the output that says that the weights are random.
+
+    Raises:
+        InvalidRequest: Only for bare numbers, which could pass for real ones; Triton's parameters of a response, which
+            could mark them, are newer than the wheel's release.
+    """
+    if "ANSWER" not in request.requested_output_names():
+        raise InvalidRequest(
+            "outputs", "the weights of this model are random, and only the output ANSWER says so; ask for it as well"
+        )
 
 
 def _request_body(request: Any) -> bytes:
@@ -260,6 +275,12 @@ class _TritonLogHandler(logging.Handler):
             pb_utils.Logger.log_warn(text)
         else:
             pb_utils.Logger.log_info(text)
+
+
+def _log_name(args: dict[str, str]) -> str:
+    """Return what log lines and load failures call a model: its name, marked where its weights are random."""
+    weights = json.loads(args["model_config"]).get("parameters", {}).get("weights", {}).get("string_value", "")
+    return marked_name(args["model_name"], random_weights=weights.strip() == "random")
 
 
 def _log_to_triton(model_name: str) -> None:

@@ -32,7 +32,7 @@ def main() -> int:
             weights=options.weights,
         ) as server:
             server.wait_until_ready(LOAD_SECONDS)
-            _say(f"ready after {time.monotonic() - started:.1f} s: {', '.join(server.models)}")
+            _say(f"ready after {time.monotonic() - started:.1f} s: {', '.join(map(server.log_name, server.models))}")
             _say(f"gRPC {server.grpc_url}, HTTP {server.http_url}, metrics {server.host}:{server.ports.metrics}")
             _say("Ctrl-C stops the server")
             try:

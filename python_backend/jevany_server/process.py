@@ -20,7 +20,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import IO, NoReturn, Self
 
-from jevany_admin.model_folder import AdminError, read_config
+from jevany_admin.model_folder import AdminError, parameters, read_config
+from jevany_backend.decision_model import marked_name
 from jevany_server.backend_processes import BackendProcess, find_backend_processes, how_it_ended
 from jevany_server.installation import Installation, ServerError, find_installation
 from jevany_server.ready import is_ready
@@ -131,6 +132,14 @@ def _runs_on_cpu(folder: Path) -> bool:
     return False
 
 
+def _has_random_weights(folder: Path, weights: str | None) -> bool:
+    """Return whether a model is served with random weights: by what is served in place of its own, else by its file."""
+    try:
+        return (weights or parameters(read_config(folder)).get("weights")) == "random"
+    except AdminError:
+        return False
+
+
 class TritonServer:
     """A running Triton Server, as a context manager.
 
@@ -166,6 +175,7 @@ class TritonServer:
         self.models = list(models)
         self.host = host
         self._check_models(repository)
+        self._random = {name for name in self.models if _has_random_weights(repository / name, weights)}
         self._on_cpu = {_runs_on_cpu(repository / name) for name in self.models} == {True}
         installation = installation or find_installation()
         self.ports = (ports or Ports()).chosen(host)
@@ -237,6 +247,10 @@ class TritonServer:
         """``host:port`` of the gRPC endpoint."""
         return f"{self.host}:{self.ports.grpc}"
 
+    def log_name(self, model: str) -> str:
+        """Return what log lines call a model: its name, marked where its weights are random."""
+        return marked_name(model, random_weights=model in self._random)
+
     def wait_until_ready(self, timeout: float) -> None:
         """Wait until every model answers.
 
@@ -254,7 +268,7 @@ class TritonServer:
             if is_ready(self.host, self.ports.http, waiting[0]):
                 waiting.pop(0)
             elif time.monotonic() > deadline:
-                raise ServerError(f"{waiting[0]} was not ready after {timeout:g} s")
+                raise ServerError(f"{self.log_name(waiting[0])} was not ready after {timeout:g} s")
             else:
                 time.sleep(0.1)
         # Now, while all of them live: of one that has died, the kernel no longer knows which model it ran.
@@ -272,8 +286,12 @@ class TritonServer:
             for process in self._backends:
                 if end := process.end():
                     self._stop_seconds = BROKEN_STOP_SECONDS
-                    raise ServerError(end)
+                    raise ServerError(end.replace(process.instance, self._marked_instance(process.instance)))
             time.sleep(WATCH_SECONDS)
+
+    def _marked_instance(self, instance: str) -> str:
+        # Its name is the model's, the group's number and its own.
+        return marked_name(instance, random_weights=instance.rsplit("_", 2)[0] in self._random)
 
     def _end(self) -> str:
         return f"Triton {how_it_ended(self.process.returncode)}"

@@ -19,7 +19,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from jevany_backend.checkpoint import CheckpointError, load, load_readout, load_text_model, open_checkpoint, plan, stream
+from jevany_backend.checkpoint import (
+    CheckpointError,
+    load,
+    load_readout,
+    load_text_model,
+    open_checkpoint,
+    plan,
+    stream,
+)
 from jevany_backend.checkpoint.adapter import LoraPair, read_adapter
 from jevany_backend.checkpoint.shards import read_header
 from jevany_backend.checkpoint.stream import WeightStream, read_rows

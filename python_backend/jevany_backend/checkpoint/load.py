@@ -102,7 +102,7 @@ def _open_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
 
 
 def plan(files: CheckpointFiles, dtype: torch.dtype) -> WeightPlan:
-    """Check that the weights of a checkpoint and of its base fit each other, those of the readout too, by their headers.
+    """Check that the weights of a checkpoint and of its base fit each other and the readout, by their headers.
 
     Raises:
         CheckpointError: They do not, or a tensor is missing.
