@@ -137,13 +137,28 @@ def test_our_engine_answers_held_out_decisions_as_transformers_do(tmp_path: Path
 
 
 def test_the_readme_has_the_speed_table_of_the_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    models = ("jevany-27b", "jevany-4b", "jevany-4b-direct-token")
+    models = ("jevany-27b", "jevany-30b", "jevany-4b", "jevany-4b-direct-token", "jevany-gemma-4b")
     assert report([str(ROOT / "loadtest" / "results" / f"bench-h200-{name}.json") for name in models]) == 0
     table_of_results = capsys.readouterr().out
     assert table_of_results.count("\n") == 2 + 2 * len(models)
     assert table_of_results in (ROOT / "README.md").read_text()
     (tmp_path / "broken.json").write_text("{}")
     assert report([str(tmp_path / "broken.json")]) == 2
+
+
+def test_the_readme_says_how_far_answers_move() -> None:
+    results = [json.loads(path.read_text()) for path in (ROOT / "loadtest" / "results").glob("bench-h200-*.json")]
+    parities = [result["parity"] for result in results if "parity" in result]
+    assert len(parities) == 4
+    ratios = [parity["error_against_float32"]["ratio"] for parity in parities]
+    text = f"our bfloat16 errs {min(ratios):.2f} to {max(ratios):.2f} times as much as transformers' own"
+    assert text in (ROOT / "README.md").read_text().replace("\n", " ")
+    assert {
+        value for parity in parities for value in parity["bucket_edges"]["largest_probability_change"].values()
+    } == {0}
+    for result in results:
+        same = result["modes"]["engine"]["same_bits"]
+        assert same["same"] == same["repeats"] == 1000
 
 
 def test_the_readme_says_where_the_time_goes() -> None:
