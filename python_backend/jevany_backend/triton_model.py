@@ -8,7 +8,7 @@ import logging
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from jevany_backend.checkpoint import (
     CheckpointError,
     CheckpointFiles,
     RandomRelease,
+    check_shape_fits,
     first_line,
     load_readout,
     load_text_model,
@@ -34,6 +35,9 @@ from jevany_backend.engine.reference import hide_gpu_kernels
 from jevany_backend.metrics import CANCELLED, EXPIRED, Metrics
 from jevany_backend.protocol import DecisionError, InternalError, InvalidRequest, OutOfMemory, parse_request
 from jevany_backend.settings import Settings, SettingsError, read_settings
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 log = logging.getLogger("jevany_backend")
 
@@ -173,11 +177,18 @@ def load_model(settings: Settings) -> tuple[DecisionModel, str]:
         files = open_random(settings.adapter, settings.base, relative_to=settings.directory)
         step.done(f"random weights in the shape of {settings.adapter}: for measuring latency, answers mean nothing")
     else:
-        files = open_checkpoint(settings.adapter, settings.base, relative_to=settings.directory)
+        files = open_checkpoint(
+            settings.adapter,
+            settings.base,
+            relative_to=settings.directory,
+            # Before the base's weights are downloaded, which may be 54 GB.
+            check_shape=lambda config: check_shape_fits(
+                config, settings.device, settings.dtype, _limits(settings, config).row_tokens
+            ),
+        )
         step.done(f"checkpoint {files.directory.name} read")
     readout_name = "direct token" if files.labels is not None else "pointer"
-    window = files.config.max_position_embeddings
-    limits = Limits(min(settings.limits.state_tokens, window), min(settings.limits.row_tokens, window))
+    limits = _limits(settings, files.config)
     log.info("%s, %s readout", files.config.model_type, readout_name)
     log.info("limits: %d tokens a state, %d a row", limits.state_tokens, limits.row_tokens)
     if isinstance(files, RandomRelease):
@@ -193,6 +204,11 @@ def load_model(settings: Settings) -> tuple[DecisionModel, str]:
     engine = build_engine(mode, text_model, readout, limits.row_tokens)
     step.done(f"engine {mode} ready")
     return DecisionModel(settings.name, encoder, engine, random_weights=settings.random_weights), mode
+
+
+def _limits(settings: Settings, config: PretrainedConfig) -> Limits:
+    window = config.max_position_embeddings
+    return Limits(min(settings.limits.state_tokens, window), min(settings.limits.row_tokens, window))
 
 
 def _warm_up(model: DecisionModel, device: torch.device) -> None:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import re
+import sys
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import huggingface_hub.constants
 import pytest
+import torch
 
 from jevany_admin import fetch
 from jevany_admin.command_line import main
 from jevany_admin.model_folder import config_pbtxt
-from jevany_backend.checkpoint import open_checkpoint
+from jevany_backend.checkpoint import CheckpointError, memory, open_checkpoint
+from jevany_backend.encoding import Limits
+from jevany_backend.settings import Settings
 from tests.checkpoint_factory import make_checkpoint
 
 COMMIT = "c" * 40
@@ -158,6 +164,42 @@ def test_a_fetched_model_opens_without_a_network(
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     files = open_checkpoint("owner/adapter@main")
     assert "layers.0.mlp.up_proj.weight" in files.base.tensors
+
+
+@pytest.fixture
+def load_model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Settings], Any]]:
+    """What the server loads a model with, outside of Triton."""
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", ModuleType("triton_python_backend_utils"))
+    module = importlib.import_module("jevany_backend.triton_model")
+    monkeypatch.setattr(module, "hide_gpu_kernels", lambda: None)
+    yield module.load_model
+    del sys.modules["jevany_backend.triton_model"], sys.modules["jevany_backend.metrics"]
+
+
+def test_what_does_not_fit_is_not_downloaded(
+    hub: Hub, load_model: Callable[[Settings], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(
+        name="m",
+        directory=Path(),
+        adapter="owner/adapter@main",
+        base=None,
+        random_weights=False,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        engine=None,
+        limits=Limits(100, 100),
+    )
+    free = 10**9
+    monkeypatch.setattr(memory, "free_memory", lambda device: (free, 4 * 10**9))
+    with pytest.raises(CheckpointError, match=r"^not enough memory: the model needs .* has 1\.0 GB free of 4\.0; "):
+        load_model(settings)
+    assert hub.downloads["config.json"] == [0]
+    assert not hub.downloads["model.safetensors"]
+    free = 3 * 10**9
+    model, mode = load_model(settings)
+    assert (model.name, mode) == ("m", "reference")
+    assert hub.downloads["model.safetensors"] == [0]
 
 
 def test_what_is_cached_is_checked_and_not_fetched_again(

@@ -3,6 +3,7 @@
 from jevany_backend.checkpoint.errors import CheckpointError, first_line
 from jevany_backend.checkpoint.load import (
     CheckpointFiles,
+    check_shape_fits,
     load_readout,
     load_text_model,
     memory_need,
@@ -15,6 +16,7 @@ __all__ = [
     "CheckpointError",
     "CheckpointFiles",
     "RandomRelease",
+    "check_shape_fits",
     "first_line",
     "load_readout",
     "load_text_model",

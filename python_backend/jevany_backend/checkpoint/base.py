@@ -38,7 +38,7 @@ class BaseFiles:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.config = _read_text_config(directory)
+        self.config = read_text_config(directory)
         self.quantised_block = _read_quantised_block(directory / "config.json")
         self._stored = _read_headers(directory)
         prefix = self._find_prefix()
@@ -84,7 +84,12 @@ class BaseFiles:
         return head
 
 
-def _read_text_config(directory: Path) -> PretrainedConfig:
+def read_text_config(directory: Path) -> PretrainedConfig:
+    """Read the configuration of a base's text decoder.
+
+    Raises:
+        CheckpointError: There is none, or it cannot be read.
+    """
     path = directory / "config.json"
     if not path.is_file():
         raise CheckpointError(f"{path}: missing; {directory} is not a base model")

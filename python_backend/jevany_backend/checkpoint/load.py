@@ -6,6 +6,7 @@ import gc
 import json
 import logging
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import AutoTokenizer
 
-from jevany_backend.checkpoint.base import BaseFiles
+from jevany_backend.checkpoint.base import BaseFiles, read_text_config
 from jevany_backend.checkpoint.errors import CheckpointError, first_line
 from jevany_backend.checkpoint.head_file import HeadFile, read_head_file
 from jevany_backend.checkpoint.memory import MemoryNeed, check_memory, workspace
@@ -56,20 +57,32 @@ class CheckpointFiles:
         return self.base.config
 
 
-def open_checkpoint(adapter: str, base: str | None = None, relative_to: Path | None = None) -> CheckpointFiles:
+def open_checkpoint(
+    adapter: str,
+    base: str | None = None,
+    relative_to: Path | None = None,
+    check_shape: Callable[[PretrainedConfig], None] | None = None,
+) -> CheckpointFiles:
     """Find and check the files of a checkpoint and of its base.
 
     Args:
         adapter: The checkpoint: a directory, or ``owner/repository[@revision]``.
         base: The base, likewise; None for the one that the checkpoint names.
         relative_to: The directory that relative paths start from.
+        check_shape: Called with the configuration of the base's text decoder before a base on the Hub is downloaded;
+            what it raises ends the download there.
 
     Raises:
         CheckpointError: Names the file that is missing, broken or does not fit.
     """
     directory = resolve_directory(adapter, "adapter", relative_to)
     head = read_head_file(directory)
-    base_directory = resolve_directory(base or head.base_reference, "base", relative_to)
+    base_directory = resolve_directory(
+        base or head.base_reference,
+        "base",
+        relative_to,
+        None if check_shape is None else lambda place: check_shape(read_text_config(place)),
+    )
     tokenizer_directory = directory if head.tokenizer_saved else base_directory
     tokenizer = _open_tokenizer(tokenizer_directory)
     try:
@@ -151,6 +164,26 @@ def memory_need(files: CheckpointFiles, weights: WeightPlan, row_tokens: int) ->
     head += sum(tensor.nbytes for tensor in (files.head.head or {}).values())
     beside = workspace(weights.config, weights.dtype, row_tokens, weights.adapter.nbytes)
     return MemoryNeed(weights.nbytes, head, beside, weights.dtype)
+
+
+def check_shape_fits(config: PretrainedConfig, device: torch.device, dtype: torch.dtype, row_tokens: int) -> None:
+    """Check that a device has room for a model of which only the configuration is there.
+
+    Args:
+        config: The configuration of its text decoder.
+        device: Where it shall be.
+        dtype: What it is served in.
+        row_tokens: The longest row that the device must have room for.
+
+    Raises:
+        CheckpointError: It has not, or the configuration makes no model.
+    """
+    try:
+        model = build_model(config, torch.device("meta"), dtype)
+    except Exception as error:
+        raise CheckpointError(f"config.json of the base: {first_line(error)}") from None
+    weights = sum(tensor.nbytes for tensor in model.state_dict().values())
+    check_memory(MemoryNeed(weights, 0, workspace(config, dtype, row_tokens), dtype), device)
 
 
 def load_text_model(

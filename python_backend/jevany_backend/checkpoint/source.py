@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,7 +74,9 @@ def parse_reference(reference: str, what: str, relative_to: Path | None = None) 
     return HubReference(what, match["repository"], match["revision"])
 
 
-def resolve_directory(reference: str, what: str, relative_to: Path | None = None) -> Path:
+def resolve_directory(
+    reference: str, what: str, relative_to: Path | None = None, before_download: Callable[[Path], None] | None = None
+) -> Path:
     """Return the local directory that holds a checkpoint or a base, downloading it where needed.
 
     A download shows a progress bar for each file and lands in the Hub cache (``HF_HOME``). With ``HF_HUB_OFFLINE=1``
@@ -84,6 +86,8 @@ def resolve_directory(reference: str, what: str, relative_to: Path | None = None
         reference: A directory, or ``owner/repository`` on the Hub, optionally ``@revision``.
         what: What is looked for, for messages: ``"adapter"`` or ``"base"``.
         relative_to: The directory that a relative path starts from; the working directory if None.
+        before_download: Called with a directory that has only ``config.json``, before all else is downloaded. What it
+            raises ends the download there.
 
     Raises:
         CheckpointError: There is no such directory or repository, it is gated, or it is not cached while offline.
@@ -94,6 +98,9 @@ def resolve_directory(reference: str, what: str, relative_to: Path | None = None
     with explained_refusals(place):
         # Told that it is offline, the library accepts a cached commit without asking the Hub for its list of files.
         offline = constants.HF_HUB_OFFLINE
+        if before_download is not None and not offline:
+            shape = snapshot_download(place.repository, revision=place.revision, allow_patterns=["config.json"])
+            before_download(Path(shape))
         snapshot = snapshot_download(
             place.repository, revision=place.revision, allow_patterns=FILE_PATTERNS, local_files_only=offline
         )
