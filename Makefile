@@ -19,11 +19,12 @@ P99 ?=
 PROTOCOL ?= grpc
 LOAD_FLAGS ?=
 MASTER ?= 127.0.0.1
+MASTER_PORT ?= 5557
 
 MODELS := $(sort $(patsubst model_repository/%/config.pbtxt,%,$(wildcard model_repository/*/config.pbtxt)))
 # What may follow `make TARGET` as NAME=value. A mistyped name would go unnoticed, and its default be taken.
 SETTINGS := PYTHON MODEL HOST HTTP_PORT GRPC_PORT METRICS_PORT OUT BENCH_OUT MODES WEIGHTS BENCH_FLAGS LOAD_OUT PANEL MODE \
-	RATE P99 PROTOCOL LOAD_FLAGS MASTER FORMAT FILES PIP_% HF_%
+	RATE P99 PROTOCOL LOAD_FLAGS MASTER MASTER_PORT FORMAT FILES PIP_% HF_%
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name)))
 UNKNOWN := $(filter-out $(SETTINGS),$(GIVEN))
 $(if $(UNKNOWN),$(error no setting $(UNKNOWN); there are $(SETTINGS)))
@@ -82,10 +83,10 @@ loadtest: $(READY) ## Measure MODEL behind a server: PANEL, PROTOCOL=http; MODE=
 	@exec $(BIN)/python -m jevany_loadtest $(MODEL) --mode $(MODE) --panel $(PANEL) --transport $(PROTOCOL) \
 		$(if $(RATE),--rate $(RATE)) $(if $(P99),--search-p99 $(P99)) $(if $(WEIGHTS),--weights $(WEIGHTS)) \
 		--host $(HOST) --http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) --metrics-port $(METRICS_PORT) \
-		--out $(LOAD_OUT) $(LOAD_FLAGS)
+		--master-port $(MASTER_PORT) --out $(LOAD_OUT) $(LOAD_FLAGS)
 
-load-worker: $(READY) ## Make load for the loadtest of another machine, MASTER
-	@exec $(BIN)/python -m jevany_loadtest.generator open --master-host $(MASTER)
+load-worker: $(READY) ## Make load for the loadtest of another machine, MASTER, MASTER_PORT
+	@exec $(BIN)/python -m jevany_loadtest.generator open --master-host $(MASTER) --master-port $(MASTER_PORT)
 
 convert-panel: $(READY) ## Make a panel of benchmark files: FORMAT=jevbench FILES="easy.jsonl ..." PANEL=out.jsonl
 	@exec $(BIN)/python -m jevany_loadtest.convert $(FORMAT) $(FILES) $(if $(filter-out file,$(origin PANEL)),--out $(PANEL))

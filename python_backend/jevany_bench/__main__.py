@@ -1,4 +1,8 @@
-"""``python -m jevany_bench``: time every mode of a model on one panel, and write a result and a table."""
+"""``python -m jevany_bench``: time every mode of a model on one panel, and write a result and a table.
+
+Exit code: 0 if every mode of every model was measured, 1 if one was not, 2 for a wrong command line, 130 after Ctrl-C;
+then what there is lies in the file, and ``--resume`` measures the modes that are not whole.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +34,7 @@ from jevany_bench.models import Candidate, find_candidate
 from jevany_bench.panel import Panel, read_panel
 from jevany_bench.progress import Progress
 from jevany_bench.protocol import REPEATS, SEED, WARM_UP, Samples, changes, measure
+from jevany_bench.result import ResultError
 
 _ROOT = Path(__file__).parents[2]
 _PANEL = _ROOT / "loadtest" / "panels" / "jevbench-shape-231.jsonl"
@@ -42,10 +47,12 @@ _PROFILED = ("graphs", "engine")
 _HOST_RUNS = 50
 _PARITY_LENGTHS = (33, 100, 128, 200, 500)
 _EDGES = (32, 64, 104, 128, 256, 512)
+# What has to be the same for modes to be put together.
+_SAME = ("schema", "kind", "model", "weights", "dtype", "machine", "origin", "commit", "panel", "protocol")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; the exit code is 0 if every mode of every model could be measured."""
+    """Run the command line."""
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     logging.getLogger("transformers").setLevel(logging.ERROR)
@@ -55,6 +62,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         torch.cuda.set_device(device)
     deadline = time.monotonic() + options.seconds
+    try:
+        return _measure(options, device, deadline)
+    except KeyboardInterrupt:
+        print(f"\njevany_bench: stopped; {options.out} has what there is", file=sys.stderr)
+        return 130
+
+
+def _measure(options: argparse.Namespace, device: torch.device, deadline: float) -> int:
     try:
         panel = read_panel(options.panel)
         candidates = [find_candidate(options.repository / name, options.weights) for name in options.models]
@@ -67,6 +82,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Larger models, which come last, take more of the time.
         share = (deadline - time.monotonic()) * (number + 1) / sum(range(number + 1, len(candidates) + 1))
         run = _Run(candidate, panel, rows[number], device, options, time.monotonic() + share)
+        if options.resume:
+            try:
+                run.resume()
+            except ResultError as error:
+                print(f"jevany_bench: {error}", file=sys.stderr)
+                return 2
         good &= run.all()
         print(f"\n{report.table(run.result)}\n", flush=True)
         print(f"{run.path}: written", flush=True)
@@ -93,7 +114,8 @@ class _Run:
         self.deadline = deadline
         self.rows = rows
         self.path: Path = options.out / f"{candidate.name}.json"
-        self.samples: dict[str, Samples] = {}
+        # The first mode's answers, which those of the others are compared with.
+        self.first: Samples | None = None
         lengths = [len(row.ids) for row in self.rows]
         self.result: dict[str, Any] = {
             **result.begun("bench"),
@@ -101,6 +123,7 @@ class _Run:
             "weights": "random" if candidate.random else "real",
             "dtype": str(candidate.dtype).removeprefix("torch."),
             "machine": machine.describe(device),
+            "origin": machine.origin(),
             "commit": options.commit or machine.commit(),
             "panel": {
                 "name": panel.name,
@@ -114,15 +137,36 @@ class _Run:
             "errors": {},
         }
 
+    def resume(self) -> None:
+        """Take over the modes that the file holds whole.
+
+        Raises:
+            ResultError: It is of another run.
+        """
+        earlier = result.read_earlier(self.path, self.result, _SAME)
+        if earlier is None:
+            return
+        whole = {mode: e for mode, e in earlier["modes"].items() if e.get("summary", {}).get("complete")}
+        names = sorted({*whole, *self.modes}, key=list(MODES).index)
+        self.result = {**earlier, "modes": {mode: whole.get(mode, {}) for mode in names}, "errors": {}}
+        for entry in whole.values():
+            if "probabilities" in entry:
+                answers = {int(row): values for row, values in entry["probabilities"].items()}
+                self.first = Samples(probabilities=answers)
+        self.modes = [mode for mode in self.modes if mode not in whole]
+        print(f"jevany_bench: resumed with {', '.join(whole) or 'no mode'} measured", file=sys.stderr)
+
     def all(self) -> bool:
         """Run every part; return whether all modes gave samples."""
+        result.write(self.result, self.path)
         config = self.candidate.files.config
-        ours = config.model_type in OUR_FAMILIES and "engine" in self.modes
+        ours = config.model_type in OUR_FAMILIES and "engine" in self.result["modes"]
         # What has the least behind it comes first: an error on the GPU may end everything that would come after it.
-        self._part("model", self._modes)
-        if ours and self.device.type == "cuda":
+        if self.modes:
+            self._part("model", self._modes)
+        if ours and self.device.type == "cuda" and "kernel_microseconds" not in self.result:
             self._part("kernel_times", self._kernel_times)
-        if ours and self.options.parity:
+        if ours and self.options.parity and "parity" not in self.result:
             self._part("parity", self._parity)
         modes = self.result["modes"].values()
         self.result["complete"] = all(entry.get("summary", {}).get("complete", False) for entry in modes)
@@ -135,7 +179,8 @@ class _Run:
         except Exception as error:  # Whatever it is, the other parts are worth having.
             traceback.print_exc()
             self.result["errors"][name] = f"{type(error).__name__}: {first_line(error)}"
-        result.write(self.result, self.path)
+        finally:
+            result.write(self.result, self.path)
         gc.collect()
         if self.device.type == "cuda":
             with contextlib.suppress(RuntimeError):  # After an error on the GPU there is nothing to give back.
@@ -197,23 +242,32 @@ class _Run:
         finally:
             for bar in bars:
                 bar.end()
-        entry["ready_seconds"] = time.perf_counter() - started
+        ready = time.perf_counter() - started
         bar = Progress(f"{self.candidate.name} {mode}: samples", self.options.repeats * len(self.rows))
-        samples = measure(
-            engine,
-            self.rows,
-            self.device,
-            repeats=self.options.repeats,
-            warm_up=self.options.warm_up,
-            warm_lengths=not isinstance(engine, GraphEngine),
-            deadline=max(deadline, time.monotonic() + _SHARES.get(mode, _SHARE)[1]),
-            progress=bar.to,
-        )
-        bar.end()
-        self.samples[mode] = samples
-        entry["summary"] = samples.summary()
-        entry["samples"] = {"row": samples.rows, "milliseconds": [round(ms, 4) for ms in samples.milliseconds]}
-        entry["against_first"] = changes(samples, next(iter(self.samples.values())))
+        samples = Samples()
+        try:
+            measure(
+                engine,
+                self.rows,
+                self.device,
+                repeats=self.options.repeats,
+                warm_up=self.options.warm_up,
+                warm_lengths=not isinstance(engine, GraphEngine),
+                samples=samples,
+                deadline=max(deadline, time.monotonic() + _SHARES.get(mode, _SHARE)[1]),
+                progress=bar.to,
+            )
+        finally:
+            bar.end()
+            del samples.milliseconds[len(samples.rows) :]  # An exception may have come between a time and its row.
+            entry["ready_seconds"] = ready
+            entry["summary"] = samples.summary()
+            entry["samples"] = {"row": samples.rows, "milliseconds": [round(ms, 4) for ms in samples.milliseconds]}
+        if self.first is None:
+            self.first = samples
+            answers = samples.probabilities.items()
+            entry["probabilities"] = {str(row): [round(p, 7) for p in values] for row, values in answers}
+        entry["against_first"] = changes(samples, self.first)
         if self.device.type == "cuda":
             entry["peak_allocated_bytes"] = torch.cuda.max_memory_allocated(self.device)
         if isinstance(engine, GraphEngine):
@@ -282,6 +336,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rows", type=int, help="take only so many requests of the panel, from its start")
     parser.add_argument("--repository", type=Path, default=_ROOT / "model_repository")
     parser.add_argument("--out", type=Path, default=_ROOT / "build" / "bench", help="folder of the result files")
+    parser.add_argument("--resume", action="store_true", help="measure the modes that a run that was cut short lacks")
     parser.add_argument("--seconds", type=float, default=3600, help="write what there is when these have passed")
     parser.add_argument("--repeats", type=int, default=REPEATS)
     parser.add_argument("--warm-up", type=int, default=WARM_UP)

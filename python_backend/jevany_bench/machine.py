@@ -25,7 +25,7 @@ _PACKAGES = (
     "tritonclient",
     "locust",
 )
-_GPU_FIELDS = ("name", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit")
+_GPU_FIELDS = ("name", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit", "mig.mode.current")
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,20 @@ def processor() -> str:
     return platform.processor() or "cpu"
 
 
+def container_image() -> str | None:
+    """Return which of NVIDIA's Triton images this process runs in, None where in none."""
+    version = os.environ.get("NVIDIA_TRITON_SERVER_VERSION")
+    return version and f"container image {version}"
+
+
+def origin() -> str:
+    """Return how this process's software came here: in a container image, as a package or as files."""
+    version = package_version("jevany-triton")
+    return container_image() or (f"jevany-triton {version}" if version else "files without an installation")
+
+
 def gpus() -> list[dict[str, str]]:
-    """Return each GPU's name, clocks in MHz and power limit in W, as the driver gives them; none without a driver."""
+    """Return each GPU's name, clocks in MHz, power limit in W and MIG mode, by its driver; none without a driver."""
     query = f"--query-gpu={','.join(_GPU_FIELDS)}"
     try:
         found = subprocess.run(

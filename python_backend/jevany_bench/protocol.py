@@ -70,6 +70,7 @@ def measure(
     repeats: int = REPEATS,
     warm_up: int = WARM_UP,
     warm_lengths: bool = False,
+    samples: Samples | None = None,
     deadline: float = float("inf"),
     progress: Callable[[int], None] | None = None,
 ) -> Samples:
@@ -83,6 +84,7 @@ def measure(
         warm_up: Rows that are answered first, cycling through the panel from the start.
         warm_lengths: Whether a row of a length that has not been seen is answered once before it is timed: the kernels
             of transformers' own path are compiled and tuned then, for seconds.
+        samples: Where they go, for a caller that wants those of a run that is cut short by an exception.
         deadline: When to stop, on `time.monotonic`'s clock; what has been measured by then counts.
         progress: Called with the number of samples after each.
     """
@@ -91,7 +93,7 @@ def measure(
             break
         engine.probabilities(rows[index % len(rows)])
     _wait(device)
-    samples = Samples()
+    samples = Samples() if samples is None else samples
     cold = {len(row.ids) for row in rows} if warm_lengths else set()
     for index in orders(len(rows), repeats):
         if time.monotonic() > deadline:

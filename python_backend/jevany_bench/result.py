@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+# What of a result changes from one moment to the next, or with how far a run has come.
+_UNSTEADY = ("clocks.sm", "clocks.mem", "url", "stages")
 _SCHEMA = Path(__file__).with_name("result.schema.json")
 
 
@@ -43,7 +46,14 @@ def _validator() -> Any:
     from jsonschema import Draft202012Validator, FormatChecker
 
     schema = json.loads(_SCHEMA.read_text(encoding="utf-8"))
-    return Draft202012Validator(schema, format_checker=FormatChecker())
+    formats = FormatChecker()
+    # jsonschema knows this format only with a package that is not among ours.
+    formats.checks("date-time", ValueError)(_is_date_time)
+    return Draft202012Validator(schema, format_checker=formats)
+
+
+def _is_date_time(value: object) -> bool:
+    return not isinstance(value, str) or datetime.fromisoformat(value).tzinfo is not None
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -59,6 +69,32 @@ def read(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ResultError(f"{path}: {error}") from None
     return result
+
+
+def read_earlier(path: Path, begun: dict[str, Any], same: Iterable[str]) -> dict[str, Any] | None:
+    """Read what a run that was cut short has left, None where there is nothing.
+
+    Args:
+        path: Where it would be.
+        begun: The result that shall go on with it.
+        same: The fields that have to be the same for samples to be put together.
+
+    Raises:
+        ResultError: It is of another run.
+    """
+    if not path.exists():
+        return None
+    earlier = read(path)
+    for name in same:
+        if _steady(begun[name]) != _steady(earlier.get(name)):
+            raise ResultError(f"{path} cannot be resumed: its {name} is another")
+    return earlier
+
+
+def _steady(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _steady(inner) for name, inner in value.items() if name not in _UNSTEADY}
+    return [_steady(inner) for inner in value] if isinstance(value, list) else value
 
 
 def write(result: dict[str, Any], path: Path) -> None:

@@ -1,7 +1,8 @@
 """``python -m jevany_loadtest``: measure a model behind a real server, and hold it against the targets.
 
 Exit code: 0 if no target was missed, 1 if one was or the run failed, 2 for a wrong command line, 130 after Ctrl-C;
-then what there is lies in the file, and ``--resume`` goes on with it.
+then what there is lies in the file, and ``--resume`` goes on with it: after the last sample, in the open mode after the
+last whole stage.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from jevany_loadtest.generator_process import GeneratorError, GeneratorProcess
 from jevany_loadtest.random_text import in_random_text
 from jevany_loadtest.record import Record
 from jevany_loadtest.serial import request_bodies
-from jevany_loadtest.server import Server, served
+from jevany_loadtest.server import LOOPBACK, Server, served
 from jevany_loadtest.targets import TARGETS, compare, good, read_targets
 from jevany_server.__main__ import LOAD_SECONDS
 from jevany_server.installation import ServerError
@@ -45,10 +46,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.mode == "open" and options.rate is None:
         print("loadtest: --mode open needs --rate, in requests a second", file=sys.stderr)
         return 2
-    for name, mode in (("rate", "open"), ("search_p99", "open"), ("resume", "serial")):
-        if getattr(options, name) and options.mode != mode:
-            print(f"loadtest: --{name.replace('_', '-')} is for --mode {mode}", file=sys.stderr)
+    for name in ("rate", "search_p99", "workers", "remote_workers"):
+        if getattr(options, name) and options.mode != "open":
+            print(f"loadtest: --{name.replace('_', '-')} is for --mode open", file=sys.stderr)
             return 2
+    if options.remote_workers and options.host in LOOPBACK:
+        print(
+            f"loadtest: --remote-workers needs --host, the server's address on the network: "
+            f"{options.host} is another machine for each of them",
+            file=sys.stderr,
+        )
+        return 2
     end_on_signals()
     try:
         panel = read_panel(PANELS.get(options.panel) or Path(options.panel))
@@ -134,10 +142,17 @@ def _open(options: argparse.Namespace, server: Server, panel: Panel, requests: S
         "seed": SEED,
         "in_flight": options.in_flight,
         "workers": options.workers + options.remote_workers,
+        "seconds": options.seconds,
+        "shapes": None if options.search_p99 else options.stages,
+        "search_p99": options.search_p99,
         "stages": [],
     }
     record = Record("open", options.model, panel, len(requests), protocol, server, path)
+    resumed = options.resume and record.resume()
+    if resumed:
+        print(f"loadtest: resumed after {len(record.content['protocol']['stages'])} stages", file=sys.stderr)
     before = server.counters(options.model)
+    planned = 0
     with GeneratorProcess(
         "open",
         local_workers=options.workers,
@@ -145,7 +160,17 @@ def _open(options: argparse.Namespace, server: Server, panel: Panel, requests: S
         master_port=options.master_port,
     ) as generator:
 
-        def carry_out(plan: Sequence[Stage]) -> None:
+        def carry_out(plan: Sequence[Stage]) -> dict[str, Any]:
+            nonlocal planned
+            # The stages that are recorded already are the first of a run that is resumed.
+            known = max(len(record.content["protocol"]["stages"]) - planned, 0)
+            planned += len(plan)
+            if left := plan[known:]:
+                make_load(left)
+            stage: dict[str, Any] = record.content["summary"]["stages"][planned - 1]
+            return stage
+
+        def make_load(plan: Sequence[Stage]) -> None:
             label = f"{options.model} at {max(stage.rate for stage in plan):.4g}/s: seconds"
             bar = Progress(label, math.ceil(sum(stage.seconds for stage in plan)))
             # Another seed for each part: the same arrivals again would be the same accidents again.
@@ -164,17 +189,16 @@ def _open(options: argparse.Namespace, server: Server, panel: Panel, requests: S
                 bar.end()
 
         if options.search_p99:
-            found = open_loop.search(
-                record, carry_out, rate=options.rate, seconds=options.seconds, p99=options.search_p99
-            )
+            found = open_loop.search(carry_out, rate=options.rate, seconds=options.seconds, p99=options.search_p99)
         else:
             carry_out(stages(options.stages, options.rate, options.seconds))
             found = None
     content = record.content
     if found:
         content["search"] = found
-    asked = sum(tokens or 0 for tokens in content["samples"]["tokens"])
-    content["counters"] = server.counters(options.model, before, asked).since(before)
+    if not resumed:  # What the graphs did in the part before is not known.
+        asked = sum(tokens or 0 for tokens in content["samples"]["tokens"])
+        content["counters"] = server.counters(options.model, before, asked).since(before)
     content["complete"] = True
     record.write()
     return record
@@ -226,10 +250,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--transport", choices=("grpc", "http"), default="grpc", help="protocol")
     parser.add_argument("--timeout", type=_positive, default=60.0, help="seconds after which a request has failed")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "loadtest", help="folder of the result files")
+    parser.add_argument("--resume", action="store_true", help="go on with a run that was cut short")
     group = parser.add_argument_group("serial")
     group.add_argument("--repeats", type=_count, default=REPEATS, help="how often each request is asked")
     group.add_argument("--warm-up", type=_count, default=WARM_UP, help="requests that come first and do not count")
-    group.add_argument("--resume", action="store_true", help="go on with a run that was cut short")
     group = parser.add_argument_group("open")
     group.add_argument("--rate", type=_positive, help="requests a second; where a search begins")
     group.add_argument(

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 SHAPES = ("warm-up", "steps", "spike", "soak")
 WARM_UP = "warm-up"
+PROBE = "probe"
+AFTER_SPIKE = "after spike"
 
 _STEPS = 4
 _SPIKE = 3.0
@@ -46,7 +48,7 @@ def stages(shapes: Sequence[str], rate: float, seconds: float) -> list[Stage]:
             for step in range(1, _STEPS + 1):
                 made.append(Stage(f"step {step}", rate * step / _STEPS, seconds / _STEPS))
         elif shape == "spike":
-            made += [Stage("spike", rate * _SPIKE, seconds / 10), Stage("after spike", rate, seconds / 10)]
+            made += [Stage("spike", rate * _SPIKE, seconds / 10), Stage(AFTER_SPIKE, rate, seconds / 10)]
         else:
             made.append(Stage("soak", rate, seconds))
     return made

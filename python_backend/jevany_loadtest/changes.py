@@ -1,4 +1,4 @@
-"""``python -m jevany_loadtest.changes A.json B.json``: how the answers of two serial results differ."""
+"""``python -m jevany_loadtest.changes A.json B.json``: how the answers of two results of ``make loadtest`` differ."""
 
 from __future__ import annotations
 
@@ -18,8 +18,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("baseline", type=Path)
     options = parser.parse_args(arguments)
     try:
-        found = answer_changes(read(options.result), read(options.baseline))
-    except (OSError, ValueError, KeyError) as error:
+        results = [read(path) for path in (options.result, options.baseline)]
+        for path, result in zip((options.result, options.baseline), results, strict=True):
+            if result["kind"] == "bench":
+                raise ValueError(f"{path}: a result of make bench, which compares the modes in it; answers are not in it")
+        found = answer_changes(*results)
+    except (OSError, ValueError) as error:
         print(f"changes: {error}", file=sys.stderr)
         return 1
     largest = found["largest_probability_change"]

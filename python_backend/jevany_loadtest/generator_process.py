@@ -37,6 +37,13 @@ class GeneratorProcess:
         try:
             for _ in range(local_workers):
                 self._start(users, "--master-host=127.0.0.1", port)
+            if remote_workers:
+                print(
+                    f"loadtest: waiting for {remote_workers} workers of other machines: "
+                    f"make load-worker MASTER=<this machine> MASTER_PORT={master_port}",
+                    file=sys.stderr,
+                    flush=True,
+                )
             self._expect("ready")
         except BaseException:
             self.stop()

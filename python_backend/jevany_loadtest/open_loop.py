@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from jevany_bench.panel import Request
-from jevany_loadtest import samples
-from jevany_loadtest.arrivals import WARM_UP, Stage, stages
+from jevany_loadtest.arrivals import PROBE, WARM_UP, Stage, poisson, stages
 from jevany_loadtest.generator_process import GeneratorProcess
 from jevany_loadtest.record import Record
 from jevany_loadtest.serial import request_bodies
@@ -47,7 +47,9 @@ def run(
     content = record.content
     earlier = content["protocol"]["stages"]
     first, begun = len(earlier), sum(stage["seconds"] for stage in earlier)
-    content["protocol"]["stages"] += [asdict(stage) for stage in plan]
+    workers = max(content["protocol"]["workers"], 1)
+    due = Counter(a.stage for w in range(workers) for a in poisson(plan, len(requests), seed, w, workers))
+    content["protocol"]["stages"] += [asdict(stage) | {"requests": due[number]} for number, stage in enumerate(plan)]
     message = {
         "url": content["server"]["url"],
         "model": content["model"],
@@ -62,50 +64,18 @@ def run(
             record.add({**event, "stage": first + event["stage"], "at": begun + event["at"]})
             progress(event["at"])
     finally:
-        content["summary"] = summary(content)
         record.write()
 
 
-def summary(content: dict[str, Any]) -> dict[str, Any]:
-    """Return what is said of an open run: of all stages but warm-ups together, and of each stage.
-
-    ``due_ms`` counts from the scheduled instant, so that it holds the time that a request had to wait for its turn to
-    be sent; ``late_ms`` is that wait, the generator's own delay.
-    """
-    table = content["samples"]
-    named = content["protocol"]["stages"]
-    counted = [index for index, stage in enumerate(table["stage"]) if named[stage]["name"] != WARM_UP]
-
-    def of(indices: Sequence[int], seconds: float) -> dict[str, Any]:
-        part = {name: [table[name][i] for i in indices] for name in ("due_ms", "client_ms", "model_ms", "late_ms")}
-        kinds = [table["error"][index] for index in indices]
-        errors = samples.error_counts(kinds)
-        answered = len(kinds) - sum(errors.values())
-        return {
-            **{name: samples.summary(values) for name, values in part.items()},
-            "dropped": errors.get(samples.DROPPED, 0),
-            "errors": errors,
-            "requests_a_second": answered / seconds if seconds else None,
-        }
-
-    each = []
-    for number, stage in enumerate(named):
-        indices = [index for index, at in enumerate(table["stage"]) if at == number]
-        each.append({**stage, **of(indices, stage["seconds"])})
-    seconds = sum(stage["seconds"] for stage in named if stage["name"] != WARM_UP)
-    return {**of(counted, seconds), "stages": each}
-
-
 def search(
-    record: Record, probe: Callable[[Sequence[Stage]], None], *, rate: float, seconds: float, p99: float
+    probe: Callable[[Sequence[Stage]], dict[str, Any]], *, rate: float, seconds: float, p99: float
 ) -> dict[str, Any]:
     """Find the highest rate whose p99, from the scheduled instant, is within a limit, with no error and none dropped.
 
     Doubles the rate from where it begins until one fails, or halves it until one holds, then closes in on it.
 
     Args:
-        record: The run; each rate that is tried becomes two stages of it, a warm-up and ``probe``.
-        probe: Carries out stages.
+        probe: Carries out stages, a warm-up and ``probe`` for each rate, and returns the summary of the last.
         rate: Where to begin, requests a second.
         seconds: Of each rate, and longer where 100 requests take longer.
         p99: The limit, in milliseconds.
@@ -119,8 +89,7 @@ def search(
     probes: list[dict[str, Any]] = []
     while len(probes) < _MOST_PROBES and not (holds and fails and fails / holds <= _CLOSE):
         length = max(seconds, _LEAST_SAMPLES / rate)
-        probe([*stages([WARM_UP], rate, length), Stage("probe", rate, length)])
-        last = record.content["summary"]["stages"][-1]
+        last = probe([*stages([WARM_UP], rate, length), Stage(PROBE, rate, length)])
         value = last["due_ms"].get("p99")
         held = value is not None and value <= p99 and not last["errors"]
         probes.append({"rate": rate, "p99": value, "held": held})

@@ -30,7 +30,7 @@ def page(result: dict[str, Any]) -> str:
     """Return the page of a serial or open run.
 
     Args:
-        result: Its content, with at least one answered request.
+        result: Its content.
     """
     parts = [_table(tables.times_table(result["summary"]))]
     if result["kind"] == "open":
@@ -77,13 +77,15 @@ def pictures(result: dict[str, Any]) -> str:
     eager = eager_samples(result)[answered]
     with plt.rc_context({"svg.hashsalt": "jevany", "svg.fonttype": "none", "text.color": LIGHT["ink"]}):
         figure, axes = plt.subplots(2, 2, figsize=(10, 7), facecolor=LIGHT["paper"], layout="constrained")
-        for label, colour, chosen in (("graph", _GRAPH, ~eager), ("eager", _EAGER, eager)):
+        without = "eager" if result["counters"] else "graphs not counted"
+        for label, colour, chosen in (("graph", _GRAPH, ~eager), (without, _EAGER, eager)):
             if chosen.any():
                 axes[0, 0].plot(tokens[chosen], times[chosen], ".", color=colour, label=label, ms=5)
                 axes[1, 0].plot(at[chosen], times[chosen], ".", color=colour, label=label, ms=5)
         name_axes(axes[0, 0], "Latency against row length", "tokens of the row", "ms", LIGHT)
         name_axes(axes[1, 0], "Timeline", "seconds since the start", "ms", LIGHT)
-        axes[0, 0].legend(frameon=False, labelcolor=LIGHT["ink"])
+        if answered.any():
+            axes[0, 0].legend(frameon=False, labelcolor=LIGHT["ink"])
         shares = np.arange(1, len(times) + 1) / max(len(times), 1) * 100
         axes[0, 1].step(np.sort(times), shares, color=_GRAPH, where="post")
         name_axes(axes[0, 1], "Distribution", "ms", "% of requests at most", LIGHT)

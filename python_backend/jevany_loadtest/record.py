@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,14 @@ from jevany_bench import machine, result
 from jevany_bench.panel import Panel
 from jevany_loadtest import samples
 from jevany_loadtest.accuracy import accuracy
+from jevany_loadtest.arrivals import AFTER_SPIKE, PROBE, WARM_UP
 from jevany_loadtest.server import Server
 
 _WRITE_SECONDS = 5.0
 # What has to be the same for samples to be put together.
-_SAME = ("schema", "kind", "model", "machine", "commit", "panel", "protocol")
+_SAME = ("schema", "kind", "model", "machine", "commit", "panel", "protocol", "server")
+# Stages that mean nothing without the one before them.
+_CONTINUING = (PROBE, AFTER_SPIKE)
 
 
 class Record:
@@ -75,19 +79,19 @@ class Record:
     def resume(self) -> bool:
         """Go on with the file that lies there; return whether there was one to go on with.
 
+        Of an open run its whole stages are kept: arrivals of a stage cannot be taken up in its middle.
+
         Raises:
             ValueError: It is of another run, or already complete.
         """
-        if not self.path.exists():
+        earlier = result.read_earlier(self.path, self.content, _SAME)
+        if earlier is None:
             return False
-        earlier = result.read(self.path)
         if earlier["complete"]:
             raise ValueError(f"{self.path} is complete; nothing is left to resume")
-        for name in _SAME:
-            ours, theirs = (_steady(part[name]) for part in (self.content, earlier))
-            if ours != theirs:
-                raise ValueError(f"{self.path} cannot be resumed: its {name} is another")
-        self.content = earlier
+        self.content = {**earlier, "server": self.content["server"]}
+        if self.content["kind"] == "open":
+            _keep_whole_stages(self.content)
         return True
 
     def add(self, event: dict[str, Any]) -> None:
@@ -109,8 +113,8 @@ class Record:
         answers = {int(row): values for row, values in self.content["probabilities"].items()}
         # With random weights an answer means nothing, right or wrong.
         self.content["accuracy"] = accuracy(self._panel, answers) if self.content["weights"] == "real" else None
-        if self.content["kind"] == "serial":
-            self.content["summary"] = serial_summary(table)
+        serial = self.content["kind"] == "serial"
+        self.content["summary"] = serial_summary(table) if serial else open_summary(self.content)
         result.check(self.content)
         result.write(self.content, self.path)
         self._written = time.monotonic()
@@ -126,8 +130,45 @@ def serial_summary(table: Mapping[str, list[Any]]) -> dict[str, Any]:
     return summary | {"requests_a_second": 1e3 / mean if mean else None}
 
 
-def _steady(value: Any) -> Any:
-    """Return a value without the clocks, which change from one moment to the next."""
-    if isinstance(value, dict):
-        return {name: _steady(inner) for name, inner in value.items() if not name.startswith("clocks.")}
-    return [_steady(inner) for inner in value] if isinstance(value, list) else value
+def open_summary(content: dict[str, Any]) -> dict[str, Any]:
+    """Return what is said of an open run: of all stages but warm-ups together, and of each stage.
+
+    ``due_ms`` counts from the scheduled instant, so that it holds the time that a request had to wait for its turn to
+    be sent; ``late_ms`` is that wait, the generator's own delay.
+    """
+    table = content["samples"]
+    named = content["protocol"]["stages"]
+    counted = [index for index, stage in enumerate(table["stage"]) if named[stage]["name"] != WARM_UP]
+
+    def of(indices: Sequence[int], seconds: float) -> dict[str, Any]:
+        part = {name: [table[name][i] for i in indices] for name in ("due_ms", "client_ms", "model_ms", "late_ms")}
+        kinds = [table["error"][index] for index in indices]
+        errors = samples.error_counts(kinds)
+        answered = len(kinds) - sum(errors.values())
+        return {
+            **{name: samples.summary(values) for name, values in part.items()},
+            "dropped": errors.get(samples.DROPPED, 0),
+            "errors": errors,
+            "requests_a_second": answered / seconds if seconds else None,
+        }
+
+    each = []
+    for number, stage in enumerate(named):
+        indices = [index for index, at in enumerate(table["stage"]) if at == number]
+        each.append({**stage, **of(indices, stage["seconds"])})
+    seconds = sum(stage["seconds"] for stage in named if stage["name"] != WARM_UP)
+    return {**of(counted, seconds), "stages": each}
+
+
+def _keep_whole_stages(content: dict[str, Any]) -> None:
+    table, stages = content["samples"], content["protocol"]["stages"]
+    sent = Counter(table["stage"])
+    whole = 0
+    while whole < len(stages) and sent[whole] == stages[whole]["requests"]:
+        whole += 1
+    while whole < len(stages) and stages[whole]["name"] in _CONTINUING:
+        whole -= 1
+    del stages[whole:]
+    kept = [index for index, stage in enumerate(table["stage"]) if stage < whole]
+    content["samples"] = {name: [column[index] for index in kept] for name, column in table.items()}
+    content["summary"] = open_summary(content)

@@ -21,7 +21,7 @@ from jevany_server.installation import IMAGE_DIRECTORY, ServerError, find_instal
 from jevany_server.process import Ports, TritonServer
 from jevany_server.ready import is_ready
 
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _COUNTERS = {
     "replays": "jevany_graph_replays_total",
     "eager_calls": "jevany_eager_calls_total",
@@ -64,24 +64,23 @@ class Server:
             raise ServerError(f"{model} on {self.host}:{self.ports.grpc}: {error.message()}") from None
         finally:
             triton.close()
-        here = self.host in _LOOPBACK
+        here = self.host in LOOPBACK
         host: dict[str, Any] = machine.describe_host() if here else dict.fromkeys(machine.describe_host())
         device = None
         if here and all(group["kind"] == "KIND_CPU" for group in groups):
             device = host["processor"]
         elif here and host["gpus"]:
-            device = host["gpus"][int(groups[0].get("gpus", [0])[0])]["name"]
+            gpu = host["gpus"][int(groups[0].get("gpus", [0])[0])]
+            # The driver gives a slice the name of the whole GPU.
+            device = gpu["name"] + (" (MIG)" if gpu["mig.mode.current"] == "Enabled" else "")
         if not here:
             host |= {"gpus": [], "packages": {}}
-        origin = "another machine"
-        if here:
-            image = find_installation().binary.is_relative_to(IMAGE_DIRECTORY)
-            origin = "container image" if image else f"nvidia-pytriton {package_version('nvidia-pytriton')}"
         info = self.metrics(model).get("jevany_model_info")
         entry = {
             "url": self.url(protocol),
             "triton": version,
-            "origin": origin,
+            # Only of a server that was started here it is known: what answers at an address may be a container.
+            "origin": _origin() if self.started_here else "not known",
             "engine": info and info[0].get("engine"),
         }
         return entry, {"device": device, **host}
@@ -126,6 +125,12 @@ class Server:
             time.sleep(0.1)
 
 
+def _origin() -> str:
+    if find_installation().binary.is_relative_to(IMAGE_DIRECTORY):
+        return machine.container_image() or f"Triton in {IMAGE_DIRECTORY}"
+    return f"nvidia-pytriton {package_version('nvidia-pytriton')}"
+
+
 @dataclass(frozen=True)
 class Counters:
     """What a model's graphs have done so far; None where the server does not count it."""
@@ -163,7 +168,7 @@ def served(
     if is_ready(host, ports.http, model):
         yield Server(host, ports, started_here=False)
         return
-    if host not in _LOOPBACK:
+    if host not in LOOPBACK:
         raise ServerError(f"{model} is not ready at {host}:{ports.http}")
     log.parent.mkdir(parents=True, exist_ok=True)
     with (

@@ -45,7 +45,7 @@ def facts(result: dict[str, Any]) -> str:
     lines = [f"Requests a second: {number(result['summary'].get('requests_a_second'))}"]
     counters = result["counters"]
     if counters is None:
-        lines.append("Graphs: not counted by this engine")
+        lines.append("Graphs: not counted")
     else:
         lines.append(
             f"Graph replays: {counters['replays']}, eager calls: {counters['eager_calls']}, "

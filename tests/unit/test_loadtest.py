@@ -128,28 +128,20 @@ def test_errors_are_counted_by_kind() -> None:
     assert samples.error_counts(table["error"]) == {"unavailable": 2, "deadline_exceeded": 1}
 
 
-class _Record:
-    """What a search reads of a run, of a server whose p99 is ten times the rate."""
-
-    def __init__(self) -> None:
-        self.content: dict[str, Any] = {"summary": {}}
-
-    def probe(self, plan: Any) -> None:
-        stage = {"rate": plan[-1].rate, "due_ms": {"p99": 10 * plan[-1].rate}, "errors": {}}
-        self.content["summary"] = {"stages": [stage]}
+def _probe(plan: Any) -> dict[str, Any]:
+    """What a stage says of a server whose p99 is ten times the rate."""
+    return {"rate": plan[-1].rate, "due_ms": {"p99": 10 * plan[-1].rate}, "errors": {}}
 
 
 @pytest.mark.parametrize(("begin", "limit"), [(1, 500), (400, 500), (49, 500)])
 def test_search_finds_the_highest_rate(begin: float, limit: float) -> None:
-    record: Any = _Record()
-    found = open_loop.search(record, record.probe, rate=begin, seconds=1, p99=limit)
+    found = open_loop.search(_probe, rate=begin, seconds=1, p99=limit)
     assert limit / 10 / 1.05 <= found["highest_rate"] <= limit / 10
     assert all(probe["held"] == (probe["p99"] <= limit) for probe in found["probes"])
 
 
 def test_search_without_a_rate_that_holds() -> None:
-    record: Any = _Record()
-    assert open_loop.search(record, record.probe, rate=5, seconds=1, p99=0.1)["highest_rate"] is None
+    assert open_loop.search(_probe, rate=5, seconds=1, p99=0.1)["highest_rate"] is None
 
 
 @pytest.mark.parametrize(
@@ -239,6 +231,9 @@ def test_some_published_numbers_are_the_ones_they_are() -> None:
     assert (gemma["accuracy"], gemma["mean"], gemma["median"], gemma["p90"]) == (75.32, 94.0, 32.1, 288.0)
 
 
+GPU = dict.fromkeys(("name", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit", "mig.mode.current"), "1")
+
+
 def serial_result(**changed: Any) -> dict[str, Any]:
     """A complete serial result of 3 rows, 2 repeats."""
     table = samples.columns(open_loop=False)
@@ -251,18 +246,18 @@ def serial_result(**changed: Any) -> dict[str, Any]:
         }
         event |= {"model_milliseconds": 3.0 + row, "tokens": 100 * (row + 1), "error": None}
         samples.append(table, event)
-    machine = {"device": "NVIDIA H200", "processor": "p", "processors": 2, "gpus": [], "driver": None}
+    machine = {"device": "NVIDIA H200", "processor": "p", "processors": 2, "gpus": [GPU], "driver": "1"}
     return {
-        "schema": 1,
+        "schema": 2,
         "kind": "serial",
         "started": "2026-01-01T00:00:00+00:00",
         "complete": True,
         "model": "jevany-4b",
         "weights": "real",
-        "machine": {**machine, "python": "3.11", "packages": {}},
+        "machine": {**machine, "python": "3.11", "packages": {"torch": "2"}},
         "commit": None,
         "panel": {"name": "mine.jsonl", "sha256": "1" * 64, "rows": 231, "of": 231, "labelled": 231},
-        "protocol": {"transport": "grpc"},
+        "protocol": {"transport": "grpc", "seed": 0},
         "server": {"url": "grpc://x", "triton": "2", "origin": "wheel", "engine": "engine"},
         "samples": table,
         "probabilities": {"0": [0.9, 0.1], "1": [0.4, 0.6], "2": [0.5, 0.3, 0.2]},
@@ -381,7 +376,17 @@ def test_a_result_is_checked(tmp_path: Path) -> None:
     write(serial_result(), path)
     assert read(path)["model"] == "jevany-4b"
     for changed, message in (
-        ({"schema": 2}, "schema: 1 was expected"),
+        ({"schema": 3}, r"schema: 3 is not one of \[1, 2\]"),
+        ({"started": "yesterday"}, "started: 'yesterday' is not a 'date-time'"),
+        ({"started": "2026-01-01T00:00:00"}, "started: .* is not a 'date-time'"),
+        ({"protocol": {}}, "protocol: 'seed' is a required property"),
+        ({"protocol": {"seed": 0}}, "protocol: 'transport' is a required property"),
+        ({"machine": {**serial_result()["machine"], "packages": {}}}, r"machine\.packages: {} "),
+        *(
+            ({"machine": {**serial_result()["machine"], "gpus": [{n: v for n, v in GPU.items() if n != name}]}}, name)
+            for name in GPU
+        ),
+        ({"server": {**serial_result()["server"], "origin": None}}, r"server\.origin: "),
         ({"kind": "other"}, "kind: "),
         ({"weights": "some"}, "weights: "),
         ({"panel": {"name": "x", "sha256": "0", "rows": 1}}, r"panel\.sha256: "),
@@ -392,6 +397,17 @@ def test_a_result_is_checked(tmp_path: Path) -> None:
     path.write_text("{")
     with pytest.raises(ResultError, match=r"result\.json"):
         read(path)
+    # Of a machine that is not known nothing has to be.
+    elsewhere = {**serial_result()["machine"], "device": None, "gpus": [], "packages": {}}
+    check(serial_result(machine=elsewhere))
+
+
+def test_the_first_version_has_less_to_say() -> None:
+    gpu = {name: value for name, value in GPU.items() if name != "mig.mode.current"}
+    check(serial_result(schema=1, machine={**serial_result()["machine"], "gpus": [gpu]}))
+    for path in (ROOT / "loadtest" / "results").glob("*h200-jevany-*.json"):
+        if not path.name.startswith("clocks"):
+            read(path)
 
 
 # ---- accuracy
@@ -440,6 +456,9 @@ def test_changes_between_two_results(tmp_path: Path, capsys: pytest.CaptureFixtu
     other["panel"] = {**other["panel"], "sha256": "2" * 64}
     with pytest.raises(ValueError, match="different panels"):
         answer_changes(serial_result(), other)
+    bench = ROOT / "loadtest" / "results" / "bench-h200-jevany-4b.json"
+    assert changes.main([str(bench), str(tmp_path / "a.json")]) == 1
+    assert f"changes: {bench}: a result of make bench" in capsys.readouterr().err
 
 
 # ---- panels
@@ -542,7 +561,13 @@ def test_a_report_of_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
     [
         (("--rate", "4"), "loadtest: --rate is for --mode open\n"),
         (("--search-p99", "4"), "loadtest: --search-p99 is for --mode open\n"),
-        (("--mode", "open", "--rate", "4", "--resume"), "loadtest: --resume is for --mode serial\n"),
+        (("--workers", "2"), "loadtest: --workers is for --mode open\n"),
+        (("--remote-workers", "2"), "loadtest: --remote-workers is for --mode open\n"),
+        (
+            ("--mode", "open", "--rate", "4", "--remote-workers", "2"),
+            "loadtest: --remote-workers needs --host, the server's address on the network: 127.0.0.1 is another "
+            "machine for each of them\n",
+        ),
     ],
 )
 def test_what_the_mode_does_not_heed_is_refused(
