@@ -21,7 +21,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results = [read(path) for path in (options.result, options.baseline)]
         for path, result in zip((options.result, options.baseline), results, strict=True):
             if result["kind"] == "bench":
-                raise ValueError(f"{path}: a result of make bench, which compares the modes in it; answers are not in it")
+                raise ValueError(
+                    f"{path}: a result of make bench, which compares the modes in it; answers are not in it"
+                )
         found = answer_changes(*results)
     except (OSError, ValueError) as error:
         print(f"changes: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""``python -m jevany_loadtest.report FOLDER``: tables, pages and the figure from the result files of a folder."""
+"""``python -m jevany_loadtest.report FOLDER``: ``REPORT.md``, pages and the figure from a folder's result files."""
 
 from __future__ import annotations
 
@@ -19,13 +19,17 @@ from jevany_loadtest.targets import TARGETS, Targets, accuracy_percent, read_tar
 
 ROOT = Path(__file__).parents[2]
 _MEASURES = ("median", "mean", "p90", "p95")
+_INTRODUCTION = """Written by `make report`. Times are in milliseconds, one request at a time unless a table says
+otherwise. What is called published comes from the JevAny project's documents and has no server in it; each number
+stands in `loadtest/targets.toml` with its source. Random weights have the model's true shape, so that their times hold
+and their answers mean nothing."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code is 0 when all was written."""
     parser = argparse.ArgumentParser(prog="jevany_loadtest.report", description=__doc__)
     parser.add_argument("folder", type=Path, help="where the result files are")
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "report", help="where tables and pictures go")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "report", help="where they go")
     options = parser.parse_args(arguments)
     if not options.folder.is_dir():
         print(f"report: {options.folder}: no such directory", file=sys.stderr)
@@ -42,8 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"report: no results of a bench or load test: {', '.join(path.name for path in others)}", file=sys.stderr)
     results = list(named.values())
     options.out.mkdir(parents=True, exist_ok=True)
-    written = [options.out / "tables.md", *draw(targets, results, options.out)]
-    written[0].write_text(all_tables(targets, results), encoding="utf-8")
+    written = [options.out / "REPORT.md", *draw(targets, results, options.out / "figures")]
+    written[0].write_text(report_page(targets, results), encoding="utf-8")
     for name, result in named.items():
         if result["kind"] != "bench":
             written.append(options.out / f"{name}.html")
@@ -61,16 +65,22 @@ def _is_of_another_kind(path: Path) -> bool:
     return not isinstance(content, dict) or "schema" not in content
 
 
-def all_tables(targets: Targets, results: Sequence[dict[str, Any]]) -> str:
+def report_page(targets: Targets, results: Sequence[dict[str, Any]]) -> str:
     """Return all tables in Markdown, each under its heading."""
     parts = [
+        "# Measured and published",
+        _INTRODUCTION,
+        "![Published accuracy against median latency](figures/accuracy-latency.svg)",
         "## Before and after",
         summary_table(targets, results),
         "## Through Triton",
         through_triton_table(targets, results),
         "## Step by step",
-        *(ablation_table(targets, model) for model in dict.fromkeys(row["model"] for row in targets.published)),
-        *(bench.table(result) for result in results if result["kind"] == "bench"),
+        *(
+            part
+            for model in dict.fromkeys([*(row["model"] for row in targets.published), *(r["model"] for r in results)])
+            for part in _ablation(targets, model, results)
+        ),
         "## Other projects (published, not measured here)",
         others_table(targets),
     ]
@@ -80,29 +90,39 @@ def all_tables(targets: Targets, results: Sequence[dict[str, Any]]) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
+def _ablation(targets: Targets, model: str, results: Sequence[dict[str, Any]]) -> list[str]:
+    benches = [bench.table(result) for result in results if (result["kind"], result["model"]) == ("bench", model)]
+    parts = [ablation_table(targets, model), *(f"Measured here: {table}" for table in benches)]
+    return [f"### {model}", *parts] if any(parts) else []
+
+
 def summary_table(targets: Targets, results: Sequence[dict[str, Any]]) -> str:
     """Return what is published as default and as fastest, and what was measured on the same panel and hardware."""
     lines = [
         "| model | hardware | panel | | median | mean | p90 | p95 | accuracy % |",
         "|---|---|---|---|--:|--:|--:|--:|--:|",
     ]
+    groups: dict[tuple[str, str, str], list[str]] = {}
     for row in targets.published:
-        fastest = row is targets.fastest(row["model"], row["hardware"], row["panel"])
-        if row["role"] in ("before", "after") or fastest:
-            what = "default" if row["role"] == "before" else "fastest" if fastest else "before that"
-            lines.append(
-                _line(row["model"], _hardware(row), row["panel"], f"published {what}: {row['configuration']}", row)
-            )
+        place = row["model"], row["hardware"], row["panel"]
+        fastest = row is targets.fastest(*place)
+        # What is published of one configuration alone is neither before nor after.
+        if row["role"] in ("before", "after") or (fastest and place in groups):
+            name = {"before": "default"}.get(row["role"], "fastest" if fastest else "")
+            what = f"published {name}".strip()
+            what += f": {row['configuration']}" if row["configuration"] != name else ""
+            groups.setdefault(place, []).append(_line(row["model"], _hardware(row), row["panel"], what, row))
     for result in results:
         if result["kind"] == "serial" and result["complete"]:
             panel = targets.panel_of(result["panel"]) or result["panel"]["name"]
             device = result["machine"]["device"] or "not known"
+            place = result["model"], targets.hardware_of(device) or device, panel
             what = f"measured here through Triton, {result['weights']} weights"
             values = {**result["summary"]["client_ms"]}
             if right := result["accuracy"]:
                 values["accuracy"] = 100 * right["accuracy"]
-            lines.append(_line(result["model"], targets.hardware_of(device) or device, panel, what, values))
-    return "\n".join(lines)
+            groups.setdefault(place, []).append(_line(*place, what, values))
+    return "\n".join([*lines, *(line for group in groups.values() for line in group)])
 
 
 def through_triton_table(targets: Targets, results: Sequence[dict[str, Any]]) -> str:
@@ -154,7 +174,7 @@ def ablation_table(targets: Targets, model: str) -> str:
     """Return what is published of a model, a configuration a line; empty where that is only one."""
     rows = [row for row in targets.published if row["model"] == model and row["role"] != "accuracy"]
     lines = [
-        f"`{model}`, published",
+        "Published, not measured here, times in ms:",
         "",
         "| hardware | panel | configuration | median | mean | p90 | p95 | accuracy % |",
         "|---|---|---|--:|--:|--:|--:|--:|",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
 from collections import Counter
@@ -15,7 +16,9 @@ import pytest
 
 from jevany_backend.checkpoint.random_weights import stand_in_tokenizer
 from jevany_backend.encoding import Limits, RowEncoder, build_labels, find_delimiters
+from jevany_backend.engine.graphs import OUR_GRID
 from jevany_bench.panel import Panel, Request, encoded_row, read_panel
+from jevany_bench.progress import Progress
 from jevany_bench.protocol import orders
 from jevany_bench.result import ResultError, check, read, write
 from jevany_loadtest import __main__ as loadtest
@@ -26,7 +29,7 @@ from jevany_loadtest.connection import Outcome
 from jevany_loadtest.figure import PANEL, draw, frontier, pairs
 from jevany_loadtest.page import eager_samples, page
 from jevany_loadtest.random_text import in_random_text
-from jevany_loadtest.record import serial_summary
+from jevany_loadtest.record import open_summary, serial_summary
 from jevany_loadtest.server import Counters
 from jevany_loadtest.targets import MEASURES, compare, good, read_targets
 
@@ -341,12 +344,19 @@ def test_a_panel_is_known_by_its_content() -> None:
     def verdict(**panel: Any) -> str:
         return str(compare(serial_result(panel=panel), TARGETS)[0]["verdict"])
 
-    shape = {"rows": 231, "of": 231, "labelled": 0, "sha256": read_panel(loadtest.PANELS["jevbench-shape"]).sha256}
+    shape: dict[str, Any] = {
+        "rows": 231,
+        "of": 231,
+        "labelled": 0,
+        "sha256": read_panel(loadtest.PANELS["jevbench-shape"]).sha256,
+    }
     assert verdict(name="any.jsonl", **shape) == "pass"
     assert verdict(name="any.jsonl", rows=231, of=231, labelled=231, sha256="1" * 64) == "pass"
-    for other in ({"of": 3, "labelled": 3}, {"of": 231, "labelled": 3}):
-        named = {"name": "jevbench-231.jsonl", "sha256": "1" * 64, "rows": other["of"], **other}
-        assert verdict(**named) == f"not compared: panel {PANEL}"
+    for of, labelled in ((3, 3), (231, 3)):
+        assert (
+            verdict(name="jevbench-231.jsonl", rows=of, of=of, labelled=labelled, sha256="1" * 64)
+            == f"not compared: panel {PANEL}"
+        )
     assert TARGETS.panel_of({"sha256": read_panel(loadtest.PANELS["transfer-shape"]).sha256}) == "transfer-44"
     assert TARGETS.panel_of({"sha256": "1" * 64, "of": 1264, "labelled": 1046}) == "transfer-1264"
 
@@ -393,7 +403,7 @@ def test_a_result_is_checked(tmp_path: Path) -> None:
         ({"samples": {**serial_result()["samples"], "row": [0]}}, "not of one length"),
     ):
         with pytest.raises(ResultError, match=message):
-            check(serial_result(**changed))
+            check({**serial_result(), **changed})
     path.write_text("{")
     with pytest.raises(ResultError, match=r"result\.json"):
         read(path)
@@ -515,22 +525,29 @@ def test_the_report_is_written_again(tmp_path: Path) -> None:
     write(serial_result(), tmp_path / "results" / "run.json")
     out = tmp_path / "out"
     assert report.main([str(tmp_path / "results"), "--out", str(out)]) == 0
-    text = (out / "tables.md").read_text()
-    assert (
-        "| jevany-27b | H200 | jevbench-231 | published fastest: + graphs to 2,048 | 30.53 | 81.20 | - | 279.17 |"
-        in text
-    )
-    assert "measured here through Triton, real weights | 5.00 |" in text
+    text = (out / "REPORT.md").read_text()
+    before_and_after = text.partition("## Before and after")[2].partition("\n## ")[0]
+    assert "| published fastest: + graphs to 2,048 | 30.53 | 81.20 | - | 279.17 | 89.61 |" in before_and_after
+    rows = [line for line in before_and_after.splitlines() if line.startswith(f"| jevany-4b | A100-40GB | {PANEL} |")]
+    assert [row.split(" | ")[3:5] for row in rows] == [
+        ["published default", "108.80"],
+        ["published: + graphs", "25.40"],
+        ["published fastest: LoRA merged + graphs to 2,048 + fused kernels", "11.25"],
+    ]
+    assert "| H200 | jevbench-231 | measured here through Triton, real weights | 5.00 |" in before_and_after
+    places = {(row["model"], row["hardware"], row["panel"]) for row in TARGETS.published if row["role"] == "before"}
+    assert before_and_after.count("published fastest") == len(places)
+    assert "typed-decisions" not in before_and_after
     assert "published, not measured here" in text
     assert "| Laya | A100-40GB | jevbench-231 | 21.80 | - | 24.70 | 58.87 |" in text
     for name in ("accuracy-latency.png", "accuracy-latency-dark.png"):
-        assert (out / name).read_bytes().startswith(b"\x89PNG")
-    svg = (out / "accuracy-latency.svg").read_text()
+        assert (out / "figures" / name).read_bytes().startswith(b"\x89PNG")
+    svg = (out / "figures" / "accuracy-latency.svg").read_text()
     assert "prefers-color-scheme: dark" in svg
     assert "4b (H200)" in svg
     # The same files give the same picture.
     assert report.main([str(tmp_path / "results"), "--out", str(out)]) == 0
-    assert (out / "accuracy-latency.svg").read_text() == svg
+    assert (out / "figures" / "accuracy-latency.svg").read_text() == svg
     html = (out / "run.html").read_text()
     assert "Latency against row length" in html
     assert html.count("<svg") == 1
@@ -541,7 +558,10 @@ def test_the_readme_has_the_table_of_the_runs_through_triton(
 ) -> None:
     assert report.main([str(ROOT / "loadtest" / "results"), "--out", str(tmp_path)]) == 0
     assert "no results of a bench or load test: clocks-h200-jevany-27b.json, released" in capsys.readouterr().err
-    table = re.search(r"^## Through Triton\n\n(.*?)\n\n", (tmp_path / "tables.md").read_text(), re.S | re.M)
+    written = (tmp_path / "REPORT.md").read_text()
+    assert written == (ROOT / "loadtest" / "REPORT.md").read_text()
+    assert "](loadtest/REPORT.md)" in (ROOT / "README.md").read_text()
+    table = re.search(r"^## Through Triton\n\n(.*?)\n\n", written, re.S | re.M)
     assert table is not None
     assert table[1].count("\n") == 1 + 5
     assert f"\n\n{table[1]}\n\n" in (ROOT / "README.md").read_text()
@@ -618,7 +638,94 @@ def test_eager_calls_are_the_longest_rows() -> None:
     tokens = np.array(result["samples"]["tokens"])
     assert eager_samples(result).tolist() == (tokens == 300).tolist()
     assert eager_samples(serial_result(counters=None)).all()
-    assert "Requests in each bucket" in page(result)
+
+
+def test_the_page_of_a_run_has_four_pictures_of_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Any] = []
+    monkeypatch.setattr("jevany_loadtest.page.plt.close", figures.append)
+    result = serial_result()
+    written = page(result)
+    monkeypatch.undo()
+    table = result["samples"]
+    tokens, times = table["tokens"], table["client_ms"]
+    by_length, shares, timeline, buckets = figures[0].axes
+    for axes, title in zip(
+        figures[0].axes,
+        ("Latency against row length", "Distribution", "Timeline", "Requests in each bucket"),
+        strict=True,
+    ):
+        assert axes.get_title(loc="left") == title
+        assert title in written
+    for axes, across in ((by_length, tokens), (timeline, table["at"])):
+        points = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
+        expected = [[a, t, n] for a, t, n in zip(across, times, tokens, strict=True)]
+        # Two calls were eager: the rows of 300 tokens.
+        assert points == {
+            "graph": [[a, t] for a, t, n in expected if n < 300],
+            "eager": [[a, t] for a, t, n in expected if n == 300],
+        }
+        assert len({line.get_color() for line in axes.lines}) == 2
+    assert shares.lines[0].get_xdata().tolist() == sorted(times)
+    assert shares.lines[0].get_ydata()[-1] == 100
+    assert sum(bar.get_height() for bar in buckets.patches) == len(times)
+    assert {label.get_text() for label in buckets.get_xticklabels()} == {
+        str(OUR_GRID.length(count)) for count in set(tokens)
+    }
+
+
+def test_what_a_killed_open_run_has_left_is_reported(tmp_path: Path) -> None:
+    for name, count in (("none", 0), ("some", 3)):
+        table = samples.columns(open_loop=True)
+        for number in range(count):
+            event = {"row": 0, "at": 1.0 * number, "milliseconds": 4.0, "since_due": 5.0, "late": 1.0, "stage": number}
+            samples.append(table, {**event, "error": None, "tokens": 100})
+        samples.append(table, {"row": 0, "at": 9.0, "stage": 1, "error": "dropped"})
+        stages = [{"name": stage, "rate": 1, "seconds": 2, "requests": 2} for stage in ("warm-up", "soak", "spike")]
+        content = serial_result(kind="open", complete=False, samples=table, counters=None)
+        content["protocol"] = {**content["protocol"], "stages": stages}
+        write({**content, "summary": open_summary(content)}, tmp_path / f"{name}.json")
+    out = tmp_path / "out"
+    assert report.main([str(tmp_path), "--out", str(out)]) == 0
+    assert "cut short" in (out / "some.html").read_text()
+    assert "graphs not counted" in (out / "some.html").read_text()
+    assert (out / "none.html").exists()
+
+
+class _Tty(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_progress_bar(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = _Tty() if terminal else io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    moments = iter((0.0, 1.0, 1.01, 2.0, 3.5))
+    monkeypatch.setattr("jevany_bench.progress.time.monotonic", lambda: next(moments))
+    bar = Progress("m grpc: samples", 60)
+    for done in (30, 31, 60):
+        bar.to(done)
+    bar.end()
+    # 31 comes too soon after 30 to be drawn.
+    drawn = [f"\rm grpc: samples                  [{'#' * n:30}] {2 * n} of 60" for n in (15, 30)]
+    whole = "".join(drawn) + "\n (3.5 s)\n" if terminal else "m grpc: samples: 60 of 60 (3.5 s)\n"
+    assert stream.getvalue() == whole
+
+
+def test_the_tables_of_each_model_are_step_by_step() -> None:
+    bench = read(ROOT / "loadtest" / "results" / "bench-h200-jevany-4b.json")
+    steps = report.report_page(TARGETS, [bench]).partition("## Step by step")[2].partition("\n## ")[0]
+    for model in {row["model"] for row in TARGETS.published}:
+        rows = [row for row in TARGETS.published if row["model"] == model and row["role"] != "accuracy"]
+        part = steps.partition(f"### {model}\n")[2].partition("\n### ")[0]
+        table = part.partition("Published, not measured here")[2].partition("Measured here")[0]
+        assert [line.split(" | ")[2] for line in table.splitlines()[4:] if line] == [r["configuration"] for r in rows]
+        assert ("| engine | 693 |" in part) == (model == "jevany-4b")
+
+
+def test_a_run_repeats_three_times_after_sixteen_requests_unless_told_otherwise() -> None:
+    options = loadtest._parser().parse_args(["jevany-tiny"])
+    assert (options.repeats, options.warm_up) == (3, 16)
 
 
 def test_targets_name_measures_that_exist() -> None:
