@@ -51,7 +51,7 @@ class Entrypoint:
 
 
 def _start(repository: Path, *models: str) -> subprocess.Popen[str]:
-    python, *arguments = read_dockerfile()["cpu"].words("ENTRYPOINT")
+    python, *arguments = read_dockerfile()["runtime"].words("ENTRYPOINT")
     assert python == "python3"
     arguments[arguments.index("/models")] = str(repository)
     ports = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")

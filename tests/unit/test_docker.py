@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import stat
@@ -20,10 +21,10 @@ from jevany_server import ready
 from jevany_server.installation import IMAGE_DIRECTORY
 from jevany_server.process import STOP_SECONDS, Ports
 from tests.docker_files import ROOT, Stage, read_compose, read_dockerfile
+from tests.docker_steps import LOCKS, PYTHON_VERSION, RECORD, locks, planned
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 STAGES = read_dockerfile()
-LOCKS = ("requirements", "kernels", "compiled", "build")
 DEFAULTS = {"cpu": "jevany-tiny", "gpu": "jevany-4b"}
 
 
@@ -113,9 +114,11 @@ def test_stages_build_on_each_other() -> None:
     assert {name: stage.base for name, stage in STAGES.items()} == {
         "environment": "nvcr.io/nvidia/tritonserver:${TRITON_TAG}",
         "kernels": "environment",
+        "runtime": "environment",
+        "accelerated": "runtime",
         "project": "environment",
-        "cpu": "environment",
-        "gpu": "cpu",
+        "cpu": "runtime",
+        "gpu": "accelerated",
     }
     assert list(STAGES)[-1] == "gpu"  # What a build without a target makes.
     for name, stage in STAGES.items():
@@ -123,16 +126,44 @@ def test_stages_build_on_each_other() -> None:
             assert list(STAGES).index(source) < list(STAGES).index(name)
 
 
-def test_a_changed_line_of_code_builds_neither_the_environment_nor_the_kernels_again() -> None:
-    ours = {"python_backend", "clients", "model_repository", "README.md", "pyproject.toml"}
-    for name in ("environment", "kernels"):
-        assert not ours & {source for source, _ in STAGES[name].copied()}
+def _lineage(name: str) -> list[Stage]:
+    """Return the stages that an image is made of, the lowest first."""
+    stage = STAGES[name]
+    return [*(_lineage(stage.base) if stage.base in STAGES else []), stage]
 
 
-def test_the_cpu_image_has_no_kernels() -> None:
-    assert STAGES["gpu"].copied() == [("docker/kernels.txt", "/build/")]
-    assert "from=kernels" in " ".join(STAGES["gpu"].runs())
-    assert "kernels" not in str(STAGES["cpu"].steps + STAGES["environment"].steps)
+def _uses_the_network(command: str) -> bool:
+    return "apt-get" in command or any(
+        "--no-index" not in part for part in re.findall(r"\bpip (?:install|download|wheel) [^&]*", command)
+    )
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_changed_line_of_code_fetches_nothing_again(name: str) -> None:
+    ours_is_in = False
+    fetches = 0
+    for instruction, text in (step for stage in _lineage(name) for step in stage.steps):
+        sources = text.split()[:-1] if instruction == "COPY" else []
+        ours_is_in |= any(not source.startswith("docker/") for source in sources)
+        ours_is_in |= instruction == "RUN" and "from=project" in text
+        if instruction == "RUN" and _uses_the_network(text):
+            fetches += 1
+            assert not ours_is_in, text
+    assert fetches
+    assert ours_is_in == (name in ("project", *DEFAULTS))
+
+
+def test_the_images_differ_in_the_kernels_alone() -> None:
+    assert STAGES["accelerated"].copied() == [("docker/kernels.txt", "/build/")]
+    assert "from=kernels" in " ".join(STAGES["accelerated"].runs())
+    assert "kernels" not in str([stage.steps for stage in _lineage("cpu")])
+    assert STAGES["gpu"].steps[:-1] == STAGES["cpu"].steps[:-1]  # All but the default model.
+
+
+def test_the_kernels_are_imported_where_they_are_installed() -> None:
+    [command] = STAGES["accelerated"].runs()
+    assert "python3 -c 'import causal_conv1d, fla.ops'" in command
+    assert all("&& pip check" in STAGES[name].runs()[0] for name in DEFAULTS)
 
 
 def test_every_install_is_checked_against_hashes_or_stays_inside_the_build() -> None:
@@ -145,30 +176,40 @@ def test_every_install_is_checked_against_hashes_or_stays_inside_the_build() -> 
 
 def test_kernels_for_the_a100_and_the_h200() -> None:
     assert STAGES["kernels"].arguments["TORCH_CUDA_ARCH_LIST"] == "8.0;9.0"
+    *_, build, check = STAGES["kernels"].runs()
+    assert "export CAUSAL_CONV1D_FORCE_BUILD=TRUE " in build
+    # What was built is looked at, whatever the settings were meant to do.
+    assert 'bin/cuobjdump" --list-elf /build/built/causal_conv1d_cuda*.so > /build/elf' in check
+    assert re.search(r'grep "sm_\$\{architecture\}\\\." /build/elf \|\| \{ .*exit 1; \}', check)
 
 
 def test_the_base_image_is_one_that_shows_a_dead_model() -> None:
     tag = STAGES["environment"].outer_arguments["TRITON_TAG"]
     year, month = map(int, re.fullmatch(r"(\d\d)\.(\d\d)-py3", tag).groups())  # type: ignore[union-attr]
     assert (year, month) >= (26, 4)
+    # One that is known to exist: its client is on PyPI, in the versions that the image installs.
+    text = (ROOT / "docker" / "Dockerfile").read_text()
+    assert re.search(rf"^# {year}\.{month:02} is Triton {_lock('requirements')['tritonclient'][0]}, ", text, re.M)
+    assert f"${{TRITON_TAG:-{tag}}}" in (ROOT / "docker" / "compose.yaml").read_text()
 
 
-def _server() -> Stage:
-    return STAGES["cpu"]
+def _runtime() -> Stage:
+    return STAGES["runtime"]
 
 
 def test_the_server_is_not_root_and_writes_to_the_cache_alone() -> None:
     assert [STAGES[name].last("USER") for name in DEFAULTS] == ["1000:1000", "1000:1000"]
-    home = _server().environment["HOME"]
+    home = _runtime().environment["HOME"]
     for key in ("HF_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
-        assert _server().environment[key].startswith(f"{home}/")
-    assert any(f"install --directory --owner 1000 --group 1000 {home}" in step for step in _server().runs())
+        assert _runtime().environment[key].startswith(f"{home}/")
+    assert any(f"install --directory --owner 1000 --group 1000 {home}" in step for step in _runtime().runs())
     # Root, which has the same home from there on, must not leave files in it.
-    assert all(" export HOME=/root " in f" {step}" for step in STAGES["gpu"].runs())
+    for name in ("accelerated", *DEFAULTS):
+        assert all(" export HOME=/root " in f" {step}" for step in STAGES[name].runs())
 
 
 def test_labels() -> None:
-    labels = dict(re.findall(r'org\.opencontainers\.image\.([a-z.]+)="([^"]+)"', _server().last("LABEL")))
+    labels = dict(re.findall(r'org\.opencontainers\.image\.([a-z.]+)="([^"]+)"', _runtime().last("LABEL")))
     assert labels["title"] == PROJECT["name"]
     assert labels["version"] == PROJECT["version"]
     assert labels["licenses"] == PROJECT["license"]
@@ -186,11 +227,24 @@ def test_no_secrets_and_no_places_of_packages() -> None:
             assert set(re.findall(r"https?://[\w.]+", text)) <= {"https://github.com"}, path
 
 
+def test_the_record_of_the_steps_is_of_this_dockerfile() -> None:
+    record = json.loads(RECORD.read_text())
+    recorded = [{key: step[key] for key in ("stage", "run")} for step in record["steps"]]
+    assert recorded == planned(), "run python -m tests.docker_steps"
+    assert record["locks"] == locks(), "run python -m tests.docker_steps"
+    assert not any(step["exit_code"] for step in record["steps"])
+    assert record["served"]["exit_code"] == 0
+    assert record["served"]["command"] == [*_runtime().words("ENTRYPOINT"), *STAGES["cpu"].words("CMD")]
+    assert record["served"]["user"] == STAGES["cpu"].last("USER")
+    assert record["not_run"].keys() == {"docker", STAGES["environment"].base, "gpu"}
+    assert record["versions"]["python"].startswith(f"Python {PYTHON_VERSION}.")
+
+
 # The entry point and its command line.
 
 
 def _parsed(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    command = [*_server().words("ENTRYPOINT"), *arguments]
+    command = [*_runtime().words("ENTRYPOINT"), *arguments]
     assert command[:3] == ["python3", "-m", "jevany_server"]
     monkeypatch.setattr("sys.argv", command[2:])
     return entrypoint._parse_arguments()
@@ -202,10 +256,10 @@ def test_the_entry_point_is_a_command_line_that_the_code_takes(monkeypatch: pyte
         assert options.model == [model]
     assert options.host == "0.0.0.0"
     assert str(options.repository) == "/models"
-    assert ("model_repository", "/models/") in _server().copied()
+    assert all(STAGES[name].copied() == [("model_repository", "/models/")] for name in DEFAULTS)
     ports = (options.http_port, options.grpc_port, options.metrics_port)
     assert ports == tuple(vars(Ports()).values())
-    assert _server().last("EXPOSE").split() == [str(port) for port in ports]
+    assert _runtime().last("EXPOSE").split() == [str(port) for port in ports]
 
 
 def test_the_environment_s_python_comes_first_on_the_path() -> None:
@@ -299,7 +353,7 @@ def test_ports_are_published_on_the_loopback_address_unless_told_otherwise() -> 
     assert _services(**settings)["server"]["ports"] == ["10.0.0.1:1:8000", "10.0.0.1:2:8001", "10.0.0.1:3:8002"]
 
 
-def test_times_fit_those_of_the_server() -> None:
+def test_times_fit_those_of_the_runtime() -> None:
     for service in _services().values():
         assert _seconds(service["stop_grace_period"]) > STOP_SECONDS
         assert _seconds(service["healthcheck"]["timeout"]) > 5 * 5  # Each of five models may take its whole timeout.
@@ -315,8 +369,8 @@ def _seconds(text: str) -> int:
 def test_volumes_are_where_the_server_looks() -> None:
     compose = read_compose()
     for service in compose["services"].values():
-        assert service["volumes"] == [f"cache:{_server().environment['HOME']}", "../model_repository:/models:ro"]
-        assert service["tmpfs"] == [_server().last("WORKDIR")] == ["/tmp"]
+        assert service["volumes"] == [f"cache:{_runtime().environment['HOME']}", "../model_repository:/models:ro"]
+        assert service["tmpfs"] == [_runtime().last("WORKDIR")] == ["/tmp"]
     assert list(compose["volumes"]) == ["cache"]
 
 
@@ -328,6 +382,7 @@ def test_containment() -> None:
         assert service["init"] is True
         assert service["restart"] == "unless-stopped"
         assert service["shm_size"] == "1gb"
+        assert service["logging"]["driver"] == "json-file"
         assert service["logging"]["options"] == {"max-size": "10m", "max-file": "5"}
         assert not {"privileged", "cap_add", "network_mode", "pid", "ipc"} & service.keys()
 
