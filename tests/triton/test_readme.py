@@ -40,6 +40,8 @@ RUN_ELSEWHERE = {
     ".venv/bin/python -m jevany_loadtest.changes build/loadtest/one.json build/loadtest/other.json": "likewise",
     "python3 -m pip install git+https://github.com/jevany-triton/jevany-triton.git": "where it comes from is not known "
     "here; test_client_install.py checks that what it needs is enough",
+    ".venv/bin/python -m tests.docker_steps ~/.pyenv/versions/3.12.1": "downloads gigabytes and compiles for minutes; "
+    "test_docker.py checks that its record is of this Dockerfile",
     "make train-tiny": "test_jevany_tiny.py runs every stage of it, a few steps long",
 }
 
