@@ -79,6 +79,10 @@ bench: $(READY) ## Time MODEL in every mode on the JevBench-shape panel; MODES="
 	@exec $(BIN)/python -m jevany_bench $(MODEL) $(if $(MODES),--modes $(MODES)) $(if $(WEIGHTS),--weights $(WEIGHTS)) \
 		--out $(BENCH_OUT) $(BENCH_FLAGS)
 
+compare: $(READY) ## Answer a labelled PANEL=FILE with MODEL in MODES="default engine": accuracy, and how far answers move
+	@$(if $(filter file,$(origin PANEL)),$(error compare: PANEL=FILE.jsonl, the requests to answer, is missing))
+	@exec $(BIN)/python -m jevany_bench.compare $(MODEL) $(if $(MODES),--modes $(MODES)) --panel $(PANEL)
+
 loadtest: $(READY) ## Measure MODEL behind a server: PANEL, PROTOCOL=http; MODE=open RATE=20, P99=100 finds the highest rate
 	@exec $(BIN)/python -m jevany_loadtest $(MODEL) --mode $(MODE) --panel $(PANEL) --transport $(PROTOCOL) \
 		$(if $(RATE),--rate $(RATE)) $(if $(P99),--search-p99 $(P99)) $(if $(WEIGHTS),--weights $(WEIGHTS)) \

@@ -118,15 +118,17 @@ def changes(samples: Samples, baseline: Samples) -> dict[str, Any]:
     """Compare answers row by row, over the rows that both have reached.
 
     Returns:
-        How many rows were compared, how many have another most probable option, and the largest change of a
-        probability.
+        How many rows were compared, how many have another most probable option, and the mean and the largest change of
+        a probability.
     """
     both = sorted(samples.probabilities.keys() & baseline.probabilities.keys())
     pairs = [(np.array(samples.probabilities[row]), np.array(baseline.probabilities[row])) for row in both]
+    moved = np.concatenate([abs(ours - theirs) for ours, theirs in pairs]) if pairs else None
     return {
         "rows": len(both),
         "argmax_changes": sum(int(ours.argmax() != theirs.argmax()) for ours, theirs in pairs),
-        "largest_probability_change": max((float(abs(ours - theirs).max()) for ours, theirs in pairs), default=None),
+        "mean_probability_change": None if moved is None else float(moved.mean()),
+        "largest_probability_change": None if moved is None else float(moved.max()),
     }
 
 

@@ -13,6 +13,8 @@ import torch
 
 from jevany_backend.encoding import Row
 from jevany_bench.__main__ import main
+from jevany_bench.compare import main as compare
+from jevany_bench.compare import table as compare_table
 from jevany_bench.machine import Limits
 from jevany_bench.models import find_candidate
 from jevany_bench.panel import read_panel, synthetic_row
@@ -90,8 +92,11 @@ def test_changes() -> None:
     assert changes(one, other) == {
         "rows": 2,
         "argmax_changes": 1,
+        "mean_probability_change": pytest.approx(0.15),
         "largest_probability_change": pytest.approx(0.2),
     }
+    nothing = {"rows": 0, "argmax_changes": 0, "mean_probability_change": None, "largest_probability_change": None}
+    assert changes(one, Samples()) == nothing
 
 
 def test_floor() -> None:
@@ -134,6 +139,38 @@ def test_our_engine_answers_held_out_decisions_as_transformers_do(tmp_path: Path
         assert moved["rows"] == 100
         assert moved["argmax_changes"] == 0
         assert 0 < moved["largest_probability_change"] < 1e-4
+
+
+def test_compare_says_how_right_and_how_far_apart_modes_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    panel = tmp_path / "held-out.jsonl"
+    write_panel([str(panel), "--rows", "12"])
+    assert compare(["jevany-tiny", "--panel", str(panel), "--modes", "sdpa", "engine", "--cpu"]) == 0
+    sdpa, engine = (line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:])
+    assert (sdpa[0], engine[0]) == ("| `sdpa`", "| `engine`")
+    assert sdpa[1] == engine[1] == "12"
+    assert sdpa[2] == engine[2]
+    assert float(sdpa[2]) > 50
+    assert [float(value.strip(" |")) for value in sdpa[5:]] == [0, 0, 0]
+    assert float(engine[5]) == 0
+    assert 0 < float(engine[7].strip(" |")) < 1e-4
+
+
+def test_compare_knows_an_answer_that_changes() -> None:
+    panel = read_panel(PANEL)
+    before, after = Samples(probabilities={0: [0.4, 0.6], 1: [0.5, 0.5]}), Samples(probabilities={0: [0.7, 0.3]})
+    assert (
+        compare_table(panel, {"a": before, "b": after}).splitlines()[-1]
+        == "| `b` | 1 | - | - | - | 1 | 0.3 | 0.3 |"
+    )
+
+
+def test_compare_refuses_random_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "jevany-4b"
+    folder.mkdir()
+    text = (ROOT / "model_repository" / "jevany-4b" / "config.pbtxt").read_text()
+    (folder / "config.pbtxt").write_text(text.replace('"checkpoint"', '"random"'))
+    assert compare(["jevany-4b", "--panel", str(PANEL), "--repository", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == "compare: jevany-4b: random weights have no answers to compare\n"
 
 
 def test_the_readme_has_the_speed_table_of_the_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
