@@ -147,18 +147,20 @@ class Generator:
         self.place = (0, 1)
         self._out = out
         self._batch: list[dict[str, Any]] = []
+        self._written = 0.0
         self._writing = RLock()
         self._done = Event()
         self._go = Event()
         self._missing = 0
 
     def emit(self, event: dict[str, Any]) -> None:
-        """Hand over an event: at once where it is written here, else with the next batch."""
-        if self._out:
+        """Hand over an event; samples wait for a moment, as whoever takes them would run beside the next request."""
+        self._batch.append(event)
+        if self._out and (event["event"] != "sample" or time.monotonic() - self._written > _BATCH_SECONDS):
             with self._writing:
-                print(json.dumps(event), flush=True)
-        else:
-            self._batch.append(event)
+                events, self._batch = self._batch, []
+                self._written = time.monotonic()
+                print("\n".join(map(json.dumps, events)), flush=True)
 
     def finished(self) -> None:
         """Say that the plan's user has sent all."""

@@ -158,10 +158,7 @@ def test_compare_says_how_right_and_how_far_apart_modes_are(tmp_path: Path, caps
 def test_compare_knows_an_answer_that_changes() -> None:
     panel = read_panel(PANEL)
     before, after = Samples(probabilities={0: [0.4, 0.6], 1: [0.5, 0.5]}), Samples(probabilities={0: [0.7, 0.3]})
-    assert (
-        compare_table(panel, {"a": before, "b": after}).splitlines()[-1]
-        == "| `b` | 1 | - | - | - | 1 | 0.3 | 0.3 |"
-    )
+    assert compare_table(panel, {"a": before, "b": after}).splitlines()[-1] == "| `b` | 1 | - | - | - | 1 | 0.3 | 0.3 |"
 
 
 def test_compare_refuses_random_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

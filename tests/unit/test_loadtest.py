@@ -385,7 +385,7 @@ def test_a_result_is_checked(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     write(serial_result(), path)
     assert read(path)["model"] == "jevany-4b"
-    for changed, message in (
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"schema": 3}, r"schema: 3 is not one of \[1, 2\]"),
         ({"started": "yesterday"}, "started: 'yesterday' is not a 'date-time'"),
         ({"started": "2026-01-01T00:00:00"}, "started: .* is not a 'date-time'"),
@@ -401,9 +401,10 @@ def test_a_result_is_checked(tmp_path: Path) -> None:
         ({"weights": "some"}, "weights: "),
         ({"panel": {"name": "x", "sha256": "0", "rows": 1}}, r"panel\.sha256: "),
         ({"samples": {**serial_result()["samples"], "row": [0]}}, "not of one length"),
-    ):
+    ]
+    for changed, message in cases:
         with pytest.raises(ResultError, match=message):
-            check({**serial_result(), **changed})
+            check(serial_result(**changed))
     path.write_text("{")
     with pytest.raises(ResultError, match=r"result\.json"):
         read(path)

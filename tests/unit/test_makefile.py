@@ -35,6 +35,7 @@ def test_what_is_unknown_is_named_in_one_line(words: list[str], message: str) ->
     [
         (["serve", "WEIGHTS=foo"], "jevany_server jevany-tiny --host 127.0.0.1 --weights foo "),
         (["loadtest", "WEIGHTS=foo"], " --weights foo "),
+        (["load-worker", "MASTER=h", "MASTER_PORT=6000"], "generator open --master-host h --master-port 6000 "),
         (["bench", "WEIGHTS=foo"], " --weights foo "),
         (["serve", "MODEL=a b", "HF_HUB_OFFLINE=1"], "jevany_server a b --host 127.0.0.1 "),
         (["convert-panel", "FORMAT=transfer", "FILES=f.jsonl", "PANEL=p.jsonl"], "transfer f.jsonl --out p.jsonl"),
