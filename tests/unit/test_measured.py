@@ -212,7 +212,7 @@ def test_our_kernel_is_taken_where_it_is_faster_and_there_are_few_rows(monkeypat
 
 
 def test_the_delta_rule_takes_the_fastest_for_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jevany_backend.engine.delta_choice._example", lambda *_: None)
+    monkeypatch.setattr("jevany_backend.engine.delta_choice.example", lambda *_: None)
     wrong: set[str] = set()
     monkeypatch.setattr(DeltaRule, "_is_right", lambda _, inputs, name: name not in wrong)
     rule = DeltaRule(Measured(CPU), DeltaShape(1, 16, 2, 16), torch.float32, 128)

@@ -45,7 +45,7 @@ class DeltaRule:
         self.rows = lengths_up_to(longest)
         self.names = []
         for rows in self.rows:
-            inputs = _example(rows, shape, dtype, measured.device)
+            inputs = example(rows, shape, dtype, measured.device)
             early = ", launched early" if ours is not delta_rule else ""
             name = f"delta rule{early} of {rows} rows, {shape}, {str(dtype).removeprefix('torch.')}"
             candidates = {
@@ -72,7 +72,8 @@ class DeltaRule:
         return counted(self.names)
 
 
-def _example(rows: int, shape: DeltaShape, dtype: torch.dtype, device: torch.device) -> DeltaInputs:
+def example(rows: int, shape: DeltaShape, dtype: torch.dtype, device: torch.device) -> DeltaInputs:
+    """Return random inputs of so many tokens, of the sizes that a layer's have."""
     generator = torch.Generator(device).manual_seed(0)
 
     def noise(*sizes: int) -> torch.Tensor:
