@@ -131,18 +131,20 @@ def through_triton_table(targets: Targets, results: Sequence[dict[str, Any]]) ->
     Beside each stands the fastest that is published for its panel and hardware, measured without a server.
     """
     lines = [
-        "| model | engine | samples | client median / mean / p90 | server median / mean | model median / mean "
+        "| model | panel | engine | samples | client median / mean / p90 | server median / mean | model median / mean "
         "| published fastest, no server, median / mean |",
-        "|---|---|--:|--:|--:|--:|--:|",
+        "|---|---|---|--:|--:|--:|--:|--:|",
     ]
     for result in results:
         if result["kind"] != "serial":
             continue
         summary = result["summary"]
         hardware = targets.hardware_of(result["machine"]["device"])
-        fastest = targets.fastest(result["model"], hardware, targets.panel_of(result["panel"]))
+        panel = targets.panel_of(result["panel"])
+        fastest = targets.fastest(result["model"], hardware, panel)
         cells = [
             f"`{result['model']}`",
+            panel or result["panel"]["name"],
             f"`{result['server']['engine']}`",
             f"{summary['client_ms']['samples']}{'' if result['complete'] else ' (cut short)'}",
             _of(summary["client_ms"], "median", "mean", "p90"),

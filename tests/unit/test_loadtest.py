@@ -417,7 +417,7 @@ def test_the_first_version_has_less_to_say() -> None:
     gpu = {name: value for name, value in GPU.items() if name != "mig.mode.current"}
     check(serial_result(schema=1, machine={**serial_result()["machine"], "gpus": [gpu]}))
     for path in (ROOT / "loadtest" / "results").glob("*h200-jevany-*.json"):
-        if not path.name.startswith("clocks"):
+        if path.name.startswith(("bench", "loadtest")):
             read(path)
 
 
@@ -558,13 +558,16 @@ def test_the_readme_has_the_table_of_the_runs_through_triton(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert report.main([str(ROOT / "loadtest" / "results"), "--out", str(tmp_path)]) == 0
-    assert "no results of a bench or load test: clocks-h200-jevany-27b.json, released" in capsys.readouterr().err
+    assert (
+        "no results of a bench or load test: clocks-h200-jevany-27b.json, delta-rule-h200-jevany-27b.json, released"
+        in capsys.readouterr().err
+    )
     written = (tmp_path / "REPORT.md").read_text()
     assert written == (ROOT / "loadtest" / "REPORT.md").read_text()
     assert "](loadtest/REPORT.md)" in (ROOT / "README.md").read_text()
     table = re.search(r"^## Through Triton\n\n(.*?)\n\n", written, re.S | re.M)
     assert table is not None
-    assert table[1].count("\n") == 1 + 5
+    assert table[1].count("\n") == 1 + 6
     assert f"\n\n{table[1]}\n\n" in (ROOT / "README.md").read_text()
 
 
