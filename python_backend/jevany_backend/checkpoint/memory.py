@@ -19,7 +19,9 @@ GB = 1e9
 # A block on its way to the device stands there as stored, as float32, as its adapter's product and as its scales: all
 # but the first are four times as large where it is stored as fp8.
 _COPIES_OF_A_BLOCK = 16
-_GPU_LIBRARIES = 800_000_000  # CUDA's context, cuBLAS's workspaces and kernels loaded on first use.
+# CUDA's context, workspaces and plans of cuBLAS and cuDNN, kernels loaded when they are first used or timed.
+_GPU_LIBRARIES = 1_600_000_000
+_GRAPHS_OF_A_LAYER = 10_000_000  # What the graphs of all lengths know of a layer's kernels.
 # While a layer's projections are packed, and in what that leaves the allocator in pieces.
 _COPIES_OF_A_PROJECTION = 3
 _WIDEST_FUSED_HEAD = 256
@@ -57,7 +59,8 @@ class MemoryNeed:
 def workspace(config: PretrainedConfig, dtype: torch.dtype, row_tokens: int, adapter: int = 0) -> int:
     """Estimate what a model needs beside its weights, whatever its engine, in bytes.
 
-    That is the larger of loading and of running: the longest row, which has no graph, and beside it the graphs' pool.
+    That is the larger of loading and of running: the longest row, which has no graph, and beside it the graphs' pool
+    and the graphs themselves.
 
     Args:
         config: The text decoder's configuration.
@@ -69,10 +72,11 @@ def workspace(config: PretrainedConfig, dtype: torch.dtype, row_tokens: int, ada
     # At the widest place of a layer stand the residual, its norm in float32, and the two halves of the MLP.
     token = (8 * config.hidden_size + 4 * config.intermediate_size) * dtype.itemsize
     run = (row_tokens + min(row_tokens, ROW_LENGTHS[-1])) * token
-    if _widest_head(config) > _WIDEST_FUSED_HEAD:  # No fused attention: the scores stand in memory.
+    if _widest_head(config) > _WIDEST_FUSED_HEAD and dtype != torch.bfloat16:
+        # transformers runs it, and PyTorch fuses no attention of such heads: the scores stand in memory.
         run += config.num_attention_heads * row_tokens**2 * (dtype.itemsize + 4)
     run += _COPIES_OF_A_PROJECTION * 2 * config.intermediate_size * config.hidden_size * dtype.itemsize
-    return max(load, run) + _GPU_LIBRARIES
+    return max(load, run) + config.num_hidden_layers * _GRAPHS_OF_A_LAYER + _GPU_LIBRARIES
 
 
 def _widest_head(config: PretrainedConfig) -> int:
