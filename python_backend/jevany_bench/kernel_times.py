@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import torch
 
+from jevany_backend.engine.families.qwen3_5 import delta_shape
 from jevany_backend.engine.kernels import FUSED, TWINS, Kernels
 from jevany_backend.engine.kernels.add_rms_norm import Norm
-from jevany_backend.engine.kernels.delta_inputs import DeltaShape
 from jevany_backend.engine.kernels.qk_norm_rotary import AttentionShape, Rotary
 from jevany_backend.engine.measured import Measured, elapsed
 
@@ -104,12 +104,7 @@ def _calls(
             lambda kernels: kernels.per_layer_inputs(projected, ids, table, narrow, config.hidden_size**-0.5)
         )
     if config.model_type == "qwen3_5_text":
-        delta = DeltaShape(
-            config.linear_num_key_heads,
-            config.linear_key_head_dim,
-            config.linear_num_value_heads,
-            config.linear_value_head_dim,
-        )
+        delta = delta_shape(config)
         mixed = noise(length, delta.columns)
         filters, a_log, bias = noise(delta.convolved, 4), noise(delta.values), noise(delta.values)
         heads, value_norm = noise(length, delta.values, delta.value_width), noise(delta.value_width)

@@ -21,6 +21,7 @@ _PACKAGES = (
     "flash-linear-attention",
     "causal-conv1d",
     "flash-qla",
+    "tilelang",
     "numpy",
     "tritonclient",
     "locust",

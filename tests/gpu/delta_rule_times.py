@@ -8,21 +8,20 @@ that really ran stand beside the times.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from functools import partial
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from jevany_backend.checkpoint.random_weights import released_config
 from jevany_backend.engine.delta_choice import DeltaRule, example
-from jevany_backend.engine.kernels.delta_inputs import DeltaShape
+from jevany_backend.engine.families.qwen3_5 import delta_shape
 from jevany_backend.engine.kernels.fla_delta_rule import fla_delta_rule, installed
-from jevany_backend.engine.measured import Measured, package_version
+from jevany_backend.engine.measured import Measured
 from jevany_bench import machine, result
 
 SHAPES = ("qwen3.8-27b", "qwen3.5-4b")
@@ -41,19 +40,12 @@ def main() -> None:
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "commit": options.commit or machine.commit() or "unknown",
         "machine": machine.describe(device),
-        "versions": {name: package_version(name) for name in ("tilelang", "flash-qla", "flash-linear-attention")},
         "kernels": {},
         "microseconds": {},
         "fastest": {},
     }
     for shape in SHAPES:
-        config = json.loads((resources.files("jevany_backend") / "shapes" / f"{shape}.json").read_text())
-        delta = DeltaShape(
-            config["linear_num_key_heads"],
-            config["linear_key_head_dim"],
-            config["linear_num_value_heads"],
-            config["linear_value_head_dim"],
-        )
+        delta = delta_shape(released_config(shape))
         if not content["kernels"]:
             inputs = example(NAMED, delta, torch.bfloat16, device)
             for name, flash_qla in installed().items():
@@ -73,7 +65,7 @@ def _kernel_names(run: Callable[[], object]) -> list[str]:
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
         run()
         torch.cuda.synchronize()
-    return sorted({event.key[:100] for event in recorded.key_averages()})
+    return sorted({event.key[:100] for event in recorded.key_averages() if event.self_device_time_total > 0})
 
 
 if __name__ == "__main__":

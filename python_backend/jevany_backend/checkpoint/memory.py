@@ -57,7 +57,7 @@ class MemoryNeed:
 
 
 def workspace(config: PretrainedConfig, dtype: torch.dtype, row_tokens: int, adapter: int = 0) -> int:
-    """Estimate what a model needs beside its weights, whatever its engine, in bytes.
+    """Estimate what a model needs beside its weights, in the engine that serves it unless another is named, in bytes.
 
     That is the larger of loading and of running: the longest row, which has no graph, and beside it the graphs' pool
     and the graphs themselves.

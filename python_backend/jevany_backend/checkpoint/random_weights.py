@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,10 +81,9 @@ def open_random(adapter: str, base: str | None = None, relative_to: Path | None 
     shape, direct_token = _RELEASES[name]
     directory = (relative_to or Path()) / Path(base or "").expanduser()
     own = bool(base) and (directory / "config.json").is_file()
-    source = directory / "config.json" if own else resources.files("jevany_backend") / "shapes" / f"{shape}.json"
+    source = directory / "config.json" if own else _shape_file(shape)
     try:
-        content: dict[str, Any] = json.loads(source.read_text(encoding="utf-8"))
-        config = CONFIG_MAPPING[content["model_type"]].from_dict(content).get_text_config(decoder=True)
+        config = _read_config(source)
         if own and (directory / "tokenizer.json").is_file():
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
         else:
@@ -93,6 +93,24 @@ def open_random(adapter: str, base: str | None = None, relative_to: Path | None 
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{source}: {first_line(error)}") from None
     return RandomRelease(config, tokenizer, delimiters, labels)
+
+
+def released_config(shape: str) -> PretrainedConfig:
+    """Return the configuration of a released base's text decoder.
+
+    Args:
+        shape: The base, by its file's name in ``shapes`` without the ending.
+    """
+    return _read_config(_shape_file(shape))
+
+
+def _shape_file(shape: str) -> Traversable:
+    return resources.files("jevany_backend") / "shapes" / f"{shape}.json"
+
+
+def _read_config(source: Traversable) -> PretrainedConfig:
+    content: dict[str, Any] = json.loads(source.read_text(encoding="utf-8"))
+    return CONFIG_MAPPING[content["model_type"]].from_dict(content).get_text_config(decoder=True)
 
 
 def stand_in_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:

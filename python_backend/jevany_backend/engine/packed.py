@@ -194,7 +194,6 @@ def plan_product(
         for layout in LAYOUTS:
             cost[layout] += TIMED_ROWS[count] * best[layout][at][0] / least
     layout = min(LAYOUTS, key=cost.__getitem__)
-    torch.cuda.empty_cache()  # What the timing graphs had, gigabytes, is of no use to what comes.
     return ProductPlan(layout == "transposed", tuple(counts), tuple(way for _, way in best[layout]))
 
 

@@ -134,10 +134,10 @@ class Decoder(abc.ABC):
         return torch.arange(self.longest, device=self.embedding.device)[None]
 
     def release(self) -> None:
-        """Give back the parts of what has been packed.
+        """Give back what timing took, and the parts of what has been packed.
 
-        They are too small for the next packed weight: kept by the allocator, they would in the end be a second copy of
-        the model.
+        The parts are too small for the next packed weight: kept by the allocator, they would in the end be a second
+        copy of the model.
         """
         if self.embedding.is_cuda:
             torch.cuda.empty_cache()
@@ -156,6 +156,7 @@ class Decoder(abc.ABC):
         if key not in self.plans:
             self.plans[key] = plan_product(self.measured, shape, linears[0].weight.dtype, rows, summed=summed)
             self.measured.keep()  # A start that is cut short shall not measure all this again.
+            self.release()
         return Product(linears, self.plans[key])
 
     def mlp(self, source: Any, norm: Norm, *, of_reads: bool = False) -> Mlp:

@@ -60,6 +60,16 @@ class Layer:
     mlp: Mlp
 
 
+def delta_shape(config: Any) -> DeltaShape:
+    """Return the sizes of the delta rule in a text decoder's configuration."""
+    return DeltaShape(
+        config.linear_num_key_heads,
+        config.linear_key_head_dim,
+        config.linear_num_value_heads,
+        config.linear_value_head_dim,
+    )
+
+
 class Qwen35(Decoder):
     """The text decoder; see `Decoder`."""
 
@@ -68,12 +78,7 @@ class Qwen35(Decoder):
         config: Any = model.config
         require(config, ("linear_attention", "full_attention"), hidden_act="silu", attention_bias=False)
         self.eps: float = config.rms_norm_eps
-        self.delta = DeltaShape(
-            config.linear_num_key_heads,
-            config.linear_key_head_dim,
-            config.linear_num_value_heads,
-            config.linear_value_head_dim,
-        )
+        self.delta = delta_shape(config)
         dtype = self.embedding.dtype
         shape = AttentionShape(config.num_attention_heads, config.num_key_value_heads, config.head_dim)
         self.attention = Attention(measured, shape, dtype, longest)
